@@ -1,0 +1,42 @@
+# Sourced by the scripts beside it: a virtual environment in the checkout, made once and reused while its inputs stay the same.
+# Needs python3 >= 3.11; a C compiler is optional (without one the package uses its NumPy kernels).
+
+say() { printf '\033[1m[setup]\033[0m %s\n' "$*" >&2; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "python3 >= 3.11 is needed (set PYTHON=... to choose one)" >&2
+    return 1
+}
+
+setup_stamp() {
+    { "$1" --version; cat pyproject.toml constraints.txt setup.py; find dcr_s3 \( -name '*.c' -o -name '*.h' \) -print0 | sort -z | xargs -0r cat; } 2>/dev/null \
+        | sha256sum | cut -d' ' -f1
+}
+
+# Leaves the checkout as working directory and its virtual environment first on PATH.
+ensure_environment() {
+    cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+    local python stamp
+    if ! .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$(find_python)
+        say "creating .venv with $("$python" --version)"
+        rm -rf .venv
+        "$python" -m venv .venv
+    fi
+    export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
+    unset PYTHONHOME
+    stamp=$(setup_stamp .venv/bin/python)
+    if [ "$(cat .venv/dcr-stamp 2>/dev/null)" != "$stamp" ]; then
+        say "installing dcr_s3 and its tools at the versions of constraints.txt (minutes the first time)"
+        .venv/bin/python -m pip install --quiet --constraint constraints.txt setuptools
+        .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+        echo "$stamp" > .venv/dcr-stamp
+    fi
+}
