@@ -1,0 +1,65 @@
+"""Names of the objects of a run, relative to its prefix. Keys are built here and never read from a bucket."""
+
+from __future__ import annotations
+
+import re
+
+RUN_KEY = "run.json"
+MANIFEST_PREFIX = "manifests/"
+ACK_PREFIX = "acks/"
+SEGMENT_PREFIX = "segments/"
+SNAPSHOT_PREFIX = "snapshots/"
+SNAPSHOT_MARKER = "dcr_snapshot.json"
+
+ATTEMPT_PATTERN = r"^[0-9]{6}-[0-9a-f]{12}-[0-9]{4}$"
+RECEIVER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+_FILE_PATTERN = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,254}$")
+_MANIFEST = re.compile(r"^manifests/(\d{12})\.json$")
+
+
+def attempt_name(epoch: int, session: str, number: int) -> str:
+    """One sender's one try at a version: ``session`` is 12 random hex digits, so that no two senders share a key."""
+    name = f"{epoch:06d}-{session}-{number:04d}"
+    if not re.match(ATTEMPT_PATTERN, name):
+        raise ValueError(f"{name!r} is no attempt name")
+    return name
+
+
+def manifest_key(version: int) -> str:
+    """Key of a version's manifest; its creation is the commit."""
+    return f"{MANIFEST_PREFIX}{version:012d}.json"
+
+
+def manifest_version(key: str) -> int | None:
+    """Version of a listed manifest key, None for any other key."""
+    match = _MANIFEST.match(key)
+    return int(match.group(1)) if match else None
+
+
+def segment_key(version: int, attempt: str, owner: int, seq: int) -> str:
+    """Key of one segment. Known before the version is committed, so receivers may fetch ahead."""
+    return f"{SEGMENT_PREFIX}{version:012d}/{attempt}/{owner:05d}-{seq:06d}.dcr"
+
+
+def ack_key(receiver: str) -> str:
+    """Key of what one receiver holds. Raises ValueError for a name that is not made of ``[A-Za-z0-9._-]``."""
+    if not re.match(RECEIVER_PATTERN, receiver):
+        raise ValueError(f"receiver name {receiver!r}: use up to 128 letters, digits, '.', '_', '-', first one alphanumeric")
+    return f"{ACK_PREFIX}{receiver}.json"
+
+
+def snapshot_prefix(version: int) -> str:
+    """Where a full state lies, as an ordinary checkpoint directory."""
+    return f"{SNAPSHOT_PREFIX}{version:012d}/"
+
+
+def snapshot_key(version: int, file_name: str) -> str:
+    """Key of one file of a snapshot. Raises ValueError for a name that is not a plain file name."""
+    if not is_plain_file_name(file_name):
+        raise ValueError(f"{file_name!r} is not a plain file name")
+    return snapshot_prefix(version) + file_name
+
+
+def is_plain_file_name(name: str) -> bool:
+    """True for names that stay inside the directory they are joined to."""
+    return bool(_FILE_PATTERN.match(name))
