@@ -1,0 +1,40 @@
+"""Stores: a bucket and a prefix in it, by URL."""
+
+from __future__ import annotations
+
+from dcr_s3.store.address import MemoryAddress, parse_address
+from dcr_s3.store.base import AbandonedUpload, MultipartUpload, Object, ObjectInfo, Poller, Store
+from dcr_s3.store.memory import MemoryStore, shared_bucket
+from dcr_s3.store.poller import SupportsPoller, ThreadPoller
+
+__all__ = [
+    "AbandonedUpload",
+    "MultipartUpload",
+    "Object",
+    "ObjectInfo",
+    "Poller",
+    "Store",
+    "open_poller",
+    "open_store",
+]
+
+
+def open_store(url: str) -> Store:
+    """The store at ``s3://bucket/prefix`` or ``memory://name/prefix``.
+
+    An S3 store is configured the ordinary AWS way (profile, environment, role, AWS_ENDPOINT_URL, region); the URL may
+    add ``?endpoint_url=..&region=..&profile=..&addressing=auto|path|virtual&checksum=crc32c|off``. No request is sent
+    yet. Raises BadInput for a malformed URL and ConfigError for settings that cannot work.
+    """
+    address = parse_address(url)
+    if isinstance(address, MemoryAddress):
+        return MemoryStore(shared_bucket(address.name), prefix=address.prefix, url=address.url)
+    # botocore takes a while to import, which a process that uses no S3 need not wait for.
+    from dcr_s3.store.s3 import S3Store
+
+    return S3Store(address)
+
+
+def open_poller(store: Store) -> Poller:
+    """A poller that reads what ``store`` reads. The caller closes it; the store stays open."""
+    return store.open_poller() if isinstance(store, SupportsPoller) else ThreadPoller(store)

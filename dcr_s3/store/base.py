@@ -1,7 +1,7 @@
 """What the rest of the package may ask of a bucket.
 
-Keys are relative to the store's prefix. Every method may raise ``StoreUnavailable``, ``Forbidden`` or ``BucketMissing``;
-the two ordinary outcomes that callers must handle are ``NotFound`` and ``PreconditionFailed``.
+Keys are relative to the store's prefix. Every method may raise ``StoreUnavailable``, ``Forbidden``, ``BucketMissing``
+or ``ConfigError``; the two ordinary outcomes that callers must handle are ``NotFound`` and ``PreconditionFailed``.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class Store(Protocol):
     def head(self, key: str) -> ObjectInfo:
         """Size and ETag."""
 
-    def put(
-        self, key: str, body: bytes | bytearray, *, if_absent: bool = False, if_match: str | None = None
-    ) -> str:
+    def put(self, key: str, body: bytes | bytearray, *, if_absent: bool = False, if_match: str | None = None) -> str:
         """Writes the whole object and returns its ETag. With ``if_absent`` only where no object is; with ``if_match``
         only where the object's ETag is that. A condition that did not hold raises ``PreconditionFailed``, also where
         ``if_match`` names a missing object. ``StoreUnavailable`` leaves open whether the write happened."""
