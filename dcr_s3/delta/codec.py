@@ -6,11 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcr_s3.delta import dense, kernels
+from dcr_s3.delta import clock, dense, kernels
 from dcr_s3.delta.changes import CELL_TYPES, Cells, Changes, Pieces, Positions, joined, total_cells
+from dcr_s3.delta.fields import Fields
 from dcr_s3.errors import BadInput, CorruptObject
 from dcr_s3.format.codings import Coding
 from dcr_s3.format.dtypes import Dtype
+
+_SPARSE = 8
+"""Dense codings are tried where at least one cell in this many changed."""
 
 
 class EncodedBlock(NamedTuple):
@@ -35,7 +39,14 @@ def encode_block(dtype: Dtype, old: Pieces, new: Pieces, *, context: bool) -> En
     changes = kernels.active().scan(old, new, dtype.cell_bytes)
     if not len(changes.positions):
         return EncodedBlock(Coding.NONE, b"", changes)
-    return EncodedBlock(*_encode_dense(dtype, old, new), changes)
+    fields = Fields.of(dtype)
+    model, position_bits = clock.choose_model(fields, old, changes, context=context)
+    if len(changes.positions) * _SPARSE < total_cells(old):
+        return EncodedBlock(*clock.encode(fields, model, old, changes), changes)
+    best = _encode_dense(dtype, old, new)
+    if position_bits + clock.estimated_step_bits(fields, changes) < 8 * len(best[1]):
+        best = min(clock.encode(fields, model, old, changes), best, key=lambda coded: len(coded[1]))
+    return EncodedBlock(*best, changes)
 
 
 def _encode_dense(dtype: Dtype, old: Pieces, new: Pieces) -> tuple[Coding, bytes]:
@@ -60,6 +71,8 @@ def decode_block(dtype: Dtype, coding: Coding, payload: bytes | memoryview, chan
     if coding is Coding.NONE:
         empty = np.empty(0, CELL_TYPES[dtype.cell_bytes])
         return Changes(np.empty(0, np.uint32), empty, empty)
+    if coding in (Coding.CLOCK_FREE, Coding.CLOCK_CONTEXT):
+        return clock.decode(Fields.of(dtype), coding, payload, changed, old)
     return _decode_dense(dtype, coding, payload, changed, old)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dcr_s3.delta.changes import Cells, Changes, Pieces, Positions, joined
+from dcr_s3.delta.fields import Fields
+from dcr_s3.delta.model import HazardModel
+from dcr_s3.delta.rangecoder import RangeDecoder, RangeEncoder
+from dcr_s3.delta.tables import ROUND_CLOCK, TOTAL_BITS, survival
+from dcr_s3.errors import CorruptObject
 
 _MASK64 = (1 << 64) - 1
 _CHUNK_CELLS = 1 << 18
@@ -17,6 +23,13 @@ DIGEST_HIGH = 0xC2B2AE3D
 DIGEST_VALUE = 0x85EBCA77
 DIGEST_SECOND = 0x27D4EB2F
 DIGEST_THIRD = 0x165667B1
+
+SAMPLE_CELLS = 64
+RAW_BITS = 16
+"""Bits of a step that are coded as one symbol, even odds."""
+MAX_LENGTH = 63
+FLAGS = 2 + MAX_LENGTH + 1
+SLOWEST_RATE = 7
 
 
 def scan(old: Pieces, new: Pieces, cell_bytes: int) -> Changes:
@@ -41,6 +54,162 @@ def apply_changes(dest: Pieces, positions: Positions, values: Cells) -> None:
     for piece, end, last in zip(dest, ends, cuts, strict=True):
         piece[positions[first:last].astype(np.int64) - (end - len(piece))] = values[first:last]
         first = last
+
+
+def count_exponents(cells: Pieces, fields: Fields, stride: int) -> npt.NDArray[np.int64]:
+    """Cells per exponent field, from the first 64 of every 64 * ``stride`` cells of the block."""
+    flat = joined(cells, fields.cell_bytes)
+    sample = flat[np.arange(len(flat)) // SAMPLE_CELLS % stride == 0]
+    return np.bincount(fields.exponents(sample).astype(np.int64), minlength=fields.exponent_mask + 1)
+
+
+def encode_positions(cells: Pieces, positions: Positions, fields: Fields, model: HazardModel) -> bytes:
+    """Range-coded stream of ascending ``positions``, one symbol each, and one per 8 bits of clock without a change."""
+    after = _clocks(cells, fields, model)
+    coder = RangeEncoder()
+    base = 0
+    total = 1 << TOTAL_BITS
+    tail = survival(ROUND_CLOCK)
+    for position in positions.tolist():
+        end = int(after[position])
+        start = int(after[position - 1]) if position else 0
+        while start - base >= ROUND_CLOCK:
+            coder.encode(total - tail, tail, TOTAL_BITS)
+            base += ROUND_CLOCK
+        upper, lower = survival(start - base), survival(min(end - base, ROUND_CLOCK))
+        coder.encode(total - upper, upper - lower, TOTAL_BITS)
+        base = end
+    return coder.finish()
+
+
+def decode_positions(
+    stream: bytes | memoryview, changed: int, cells: Pieces, fields: Fields, model: HazardModel
+) -> tuple[Positions, Cells]:
+    """Inverse of :func:`encode_positions`: positions, and the old cells there. Raises CorruptObject."""
+    after = _clocks(cells, fields, model)
+    coder = RangeDecoder(stream)
+    positions = np.empty(changed, np.uint32)
+    base = 0
+    total = 1 << TOTAL_BITS
+    tail = survival(ROUND_CLOCK)
+    for number in range(changed):
+        while (point := coder.point(TOTAL_BITS)) >= total - tail:
+            coder.consume(total - tail, tail, TOTAL_BITS)
+            base += ROUND_CLOCK
+            if base > after[-1]:
+                raise CorruptObject("a clock-coded block has a change beyond its last cell")
+        clock = bisect.bisect_right(range(ROUND_CLOCK), point, key=lambda s: total - survival(s)) - 1
+        position = int(np.searchsorted(after, base + clock, "right"))
+        if position >= len(after):
+            raise CorruptObject("a clock-coded block has a change beyond its last cell")
+        end = int(after[position])
+        start = int(after[position - 1]) if position else 0
+        upper, lower = survival(max(start - base, 0)), survival(min(end - base, ROUND_CLOCK))
+        coder.consume(total - upper, upper - lower, TOTAL_BITS)
+        positions[number] = position
+        base = end
+    coder.finish()
+    return positions, joined(cells, fields.cell_bytes)[positions]
+
+
+def _clocks(cells: Pieces, fields: Fields, model: HazardModel) -> npt.NDArray[np.int64]:
+    """The clock after each cell: the sum of hazards up to and with it, in units of 2**-24 bit."""
+    flat = joined(cells, fields.cell_bytes)
+    hazards = model.hazards.astype(np.int64) << model.shift
+    per_cell = hazards[fields.classes(flat, model)] if len(hazards) > 1 else np.full(len(flat), hazards[0])
+    return np.cumsum(per_cell)
+
+
+def encode_values(old: Cells, new: Cells, fields: Fields, model: HazardModel) -> tuple[bytes, bytes]:
+    """Signs (bit n % 8 of byte n // 8 is set where cell n grew) and the range-coded stream of step sizes."""
+    before, after = fields.ordered(old), fields.ordered(new)
+    grew = after > before
+    steps = np.where(grew, after - before, before - after)
+    flags = _AdaptiveFlags(len(model.codes))
+    coder = RangeEncoder()
+    for step, group in zip(steps.tolist(), fields.classes(old, model).tolist(), strict=True):
+        _encode_step(coder, flags, group, step)
+    return np.packbits(grew, bitorder="little").tobytes(), coder.finish()
+
+
+def decode_values(
+    signs: bytes | memoryview, stream: bytes | memoryview, old: Cells, fields: Fields, model: HazardModel
+) -> Cells:
+    """Inverse of :func:`encode_values`: the new cells. Raises CorruptObject."""
+    bits = np.unpackbits(np.frombuffer(signs, np.uint8), bitorder="little")
+    if bits[len(old) :].any():
+        raise CorruptObject("a clock-coded block has more signs than changes")
+    flags = _AdaptiveFlags(len(model.codes))
+    coder = RangeDecoder(stream)
+    limit = (1 << 8 * fields.cell_bytes) - 1
+    result = []
+    groups = fields.classes(old, model).tolist()
+    for before, grew, group in zip(fields.ordered(old).tolist(), bits.tolist(), groups, strict=False):
+        step = _decode_step(coder, flags, group)
+        after = before + step if grew else before - step
+        if not 0 <= after <= limit:
+            raise CorruptObject("a clock-coded block steps outside its type's values")
+        result.append(after)
+    coder.finish()
+    return fields.unordered(np.array(result, old.dtype))
+
+
+def _encode_step(coder: RangeEncoder, flags: _AdaptiveFlags, group: int, step: int) -> None:
+    """Flags "more than 1", "more than 2", then an exponential Golomb code of the rest with adaptive length flags."""
+    flags.encode(coder, group, 0, step > 1)
+    if step == 1:
+        return
+    flags.encode(coder, group, 1, step > 2)
+    if step == 2:
+        return
+    length = (step - 2).bit_length() - 1
+    for number in range(length + 1):
+        flags.encode(coder, group, 2 + number, number < length)
+    for low in range(0, length, RAW_BITS):
+        width = min(RAW_BITS, length - low)
+        coder.encode((step - 2) >> low & ((1 << width) - 1), 1, width)
+
+
+def _decode_step(coder: RangeDecoder, flags: _AdaptiveFlags, group: int) -> int:
+    if not flags.decode(coder, group, 0):
+        return 1
+    if not flags.decode(coder, group, 1):
+        return 2
+    length = 0
+    while flags.decode(coder, group, 2 + length):
+        length += 1
+        if length > MAX_LENGTH:
+            raise CorruptObject("a clock-coded block has an oversized step")
+    rest = 1 << length
+    for low in range(0, length, RAW_BITS):
+        width = min(RAW_BITS, length - low)
+        digit = coder.point(width)
+        coder.consume(digit, 1, width)
+        rest |= digit << low
+    return rest + 2
+
+
+class _AdaptiveFlags:
+    """Chances of flags, per class of cells and flag, learnt as they are coded: fast at first, then by 1/128."""
+
+    def __init__(self, classes: int) -> None:
+        self._chances = [[1 << 15] * FLAGS for _ in range(classes)]
+        self._seen = [[0] * FLAGS for _ in range(classes)]
+
+    def encode(self, coder: RangeEncoder, group: int, number: int, flag: bool) -> None:
+        coder.encode_flag(flag, self._chances[group][number])
+        self._learn(group, number, flag)
+
+    def decode(self, coder: RangeDecoder, group: int, number: int) -> bool:
+        flag = coder.flag(self._chances[group][number])
+        self._learn(group, number, flag)
+        return flag
+
+    def _learn(self, group: int, number: int, flag: bool) -> None:
+        chance, seen = self._chances[group][number], self._seen[group][number]
+        rate = min((seen + 1).bit_length(), SLOWEST_RATE)
+        self._chances[group][number] = chance - (chance >> rate) if flag else chance + ((65536 - chance) >> rate)
+        self._seen[group][number] = min(seen + 1, 1 << SLOWEST_RATE)
 
 
 def digest_range(key: tuple[int, int, int, int], start: int, cells: Cells) -> tuple[int, int]:

@@ -1,0 +1,80 @@
+"""Clock-coded blocks: header, signs, stream of positions, stream of values.
+
+model header (2 bytes with one class, 19 with sixteen), u32 length of the stream of positions,
+signs, stream of positions, stream of values
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from dcr_s3.delta import kernels
+from dcr_s3.delta.changes import Changes, Pieces, total_cells
+from dcr_s3.delta.fields import Fields
+from dcr_s3.delta.model import HazardModel, context_model, free_model
+from dcr_s3.delta.tables import CLASSES
+from dcr_s3.errors import CorruptObject
+from dcr_s3.format.codings import Coding
+
+_LENGTH = struct.Struct("<I")
+_SAMPLED_CELLS = 1 << 16
+_WIDEST_STRIDE = 32
+_STEP_SAMPLE = 4096
+
+
+def choose_model(fields: Fields, old: Pieces, changes: Changes, *, context: bool) -> tuple[HazardModel, float]:
+    """The model with the fewest bits for these changes, and an estimate of the bits for their positions."""
+    cells = total_cells(old)
+    free, free_bits = free_model(cells, len(changes.positions))
+    if not context or not fields.exponent_mask:
+        return free, free_bits
+    kernel = kernels.active()
+    sampled = kernel.count_exponents(old, fields, min(max(cells // _SAMPLED_CELLS, 1), _WIDEST_STRIDE))
+    scaled = sampled * cells // max(int(sampled.sum()), 1)
+    rich, rich_bits = context_model(scaled, kernel.count_exponents([changes.old], fields, 1))
+    saved_bits = free_bits - rich_bits - 8 * (len(rich.pack()) - len(free.pack()))
+    return (rich, rich_bits) if saved_bits > 0 else (free, free_bits)
+
+
+def estimated_step_bits(fields: Fields, changes: Changes) -> float:
+    """About how many bits the signs and steps take, from a sample of them."""
+    count = len(changes.positions)
+    sample = slice(None, None, max(count // _STEP_SAMPLE, 1))
+    before, after = fields.ordered(changes.old[sample]), fields.ordered(changes.new[sample])
+    steps = np.where(after > before, after - before, before - after).astype(np.float64)
+    lengths = np.frexp(steps)[1] - 1
+    shares = np.bincount(lengths) / len(lengths)
+    entropy = -float(np.sum(shares * np.log2(np.maximum(shares, 1e-300))))
+    return count * (1 + entropy + float(lengths.mean()))
+
+
+def encode(fields: Fields, model: HazardModel, old: Pieces, changes: Changes) -> tuple[Coding, bytes]:
+    """Payload for ``changes``, of which there is at least one."""
+    kernel = kernels.active()
+    positions = kernel.encode_positions(old, changes.positions, fields, model)
+    signs, values = kernel.encode_values(changes.old, changes.new, fields, model)
+    coding = Coding.CLOCK_FREE if len(model.codes) == 1 else Coding.CLOCK_CONTEXT
+    return coding, b"".join((model.pack(), _LENGTH.pack(len(positions)), signs, positions, values))
+
+
+def decode(fields: Fields, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces) -> Changes:
+    """Inverse of :func:`encode`. Raises CorruptObject on a payload that no encoder writes."""
+    classes = 1 if coding is Coding.CLOCK_FREE else CLASSES
+    view = memoryview(payload)
+    header_bytes = HazardModel.header_bytes(classes)
+    signs_at = header_bytes + _LENGTH.size
+    positions_at = signs_at + (changed + 7) // 8
+    if len(view) < positions_at:
+        raise CorruptObject(f"a clock-coded block of {changed} changes is cut short at {len(view)} bytes")
+    model = HazardModel.unpack(bytes(view[:header_bytes]), classes)
+    if model.first_exponent > fields.exponent_mask:
+        raise CorruptObject(f"a clock-coded block starts its classes at exponent {model.first_exponent}")
+    values_at = positions_at + _LENGTH.unpack_from(view, header_bytes)[0]
+    if len(view) < values_at:
+        raise CorruptObject(f"a clock-coded block ends at {len(view)} bytes, before its stream of values")
+    kernel = kernels.active()
+    positions, before = kernel.decode_positions(view[positions_at:values_at], changed, old, fields, model)
+    after = kernel.decode_values(view[signs_at:positions_at], view[values_at:], before, fields, model)
+    return Changes(positions, before, after)
