@@ -5,7 +5,7 @@ from __future__ import annotations
 from dcr_s3.store.address import MemoryAddress, parse_address
 from dcr_s3.store.base import AbandonedUpload, MultipartUpload, Object, ObjectInfo, Poller, Store
 from dcr_s3.store.memory import MemoryStore, shared_bucket
-from dcr_s3.store.poller import SupportsPoller, ThreadPoller
+from dcr_s3.store.poller import open_poller
 
 __all__ = [
     "AbandonedUpload",
@@ -33,8 +33,3 @@ def open_store(url: str) -> Store:
     from dcr_s3.store.s3 import S3Store
 
     return S3Store(address)
-
-
-def open_poller(store: Store) -> Poller:
-    """A poller that reads what ``store`` reads. The caller closes it; the store stays open."""
-    return store.open_poller() if isinstance(store, SupportsPoller) else ThreadPoller(store)

@@ -27,3 +27,8 @@ class ThreadPoller:
 
     async def close(self) -> None:
         """Nothing to give back: the store is its owner's."""
+
+
+def open_poller(store: Store) -> Poller:
+    """A poller that reads what ``store`` reads. The caller closes it; the store stays open."""
+    return store.open_poller() if isinstance(store, SupportsPoller) else ThreadPoller(store)

@@ -53,11 +53,16 @@ def connect(address: S3Address) -> tuple[S3Client, str]:
     with translated(f"connect to {address.url}", address.endpoint_url or ""):
         session = boto3.Session(**session_arguments(address))
         make = functools.partial(session.client, "s3", endpoint_url=address.endpoint_url)
-        client = make(config=Config(**config_arguments(address.addressing)))
-        if address.addressing != "auto" or is_aws(client.meta.endpoint_url):
-            return client, address.addressing
-        client.close()
-        return make(config=Config(**config_arguments("path"))), "path"
+        style = address.addressing
+        if style == "auto" and address.endpoint_url and not is_aws(address.endpoint_url):
+            style = "path"
+        client = make(config=Config(**config_arguments(style)))
+        if style == "auto" and not is_aws(client.meta.endpoint_url):
+            # Only the client knows what the environment and the profile say of the endpoint.
+            client.close()
+            style = "path"
+            client = make(config=Config(**config_arguments(style)))
+        return client, style
 
 
 def is_aws(endpoint_url: str) -> bool:

@@ -36,22 +36,27 @@ class StrictS3:
         self._writing = threading.Lock()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "PUT" or "CONTENT_LENGTH" not in environ:
-            return self._app(environ, start_response)
+        if environ["REQUEST_METHOD"] == "PUT" and "CONTENT_LENGTH" in environ:
+            return self._put(environ, start_response)
+        return self._known_upload(environ, start_response)
+
+    def _put(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"] or 0))
         environ["wsgi.input"] = io.BytesIO(body)
         if not _is_intact(environ, body):
             return _refuse(start_response, "400 Bad Request", "BadDigest", "The checksum did not match the body.")
         if "uploadId=" in environ.get("QUERY_STRING", ""):
-            return self._upload_part(environ, start_response)
+            return self._known_upload(environ, start_response)
         with self._writing:
             return self._app(environ, start_response)
 
-    def _upload_part(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def _known_upload(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
             return self._app(environ, start_response)
         except KeyError:
             # moto fails on an upload it does not know, which clients would take for a reason to try again.
+            if "uploadId=" not in environ.get("QUERY_STRING", ""):
+                raise
             return _refuse(start_response, "404 Not Found", "NoSuchUpload", "The upload does not exist.")
 
 
