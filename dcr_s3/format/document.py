@@ -50,7 +50,9 @@ class Document(Part):
         try:
             raw = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise CorruptObject(f"{where}: not valid JSON ({error}); the object is damaged or is no dcr_s3 object") from None
+            raise CorruptObject(
+                f"{where}: not valid JSON ({error}); the object is damaged or is no dcr_s3 object"
+            ) from None
         check_header(raw, cls.MAGIC, where)
         try:
             return cls.model_validate_json(body)
@@ -68,8 +70,8 @@ def check_header(raw: Any, magic: str, where: str) -> None:
         raise CorruptObject(f"{where}: names no format version")
     if major != FORMAT_MAJOR:
         raise UnsupportedFormat(
-            f"{where}: written in format {major} by {str(raw.get('writer'))[:80]!r}; this {WRITER} reads format {FORMAT_MAJOR}: "
-            "install a dcr_s3 release that reads it"
+            f"{where}: written in format {major} by {str(raw.get('writer'))[:80]!r}; "
+            f"this is {WRITER}, which reads format {FORMAT_MAJOR}: install a release that reads it"
         )
 
 

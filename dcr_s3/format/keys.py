@@ -44,7 +44,9 @@ def segment_key(version: int, attempt: str, owner: int, seq: int) -> str:
 def ack_key(receiver: str) -> str:
     """Key of what one receiver holds. Raises ValueError for a name that is not made of ``[A-Za-z0-9._-]``."""
     if not re.match(RECEIVER_PATTERN, receiver):
-        raise ValueError(f"receiver name {receiver!r}: use up to 128 letters, digits, '.', '_', '-', first one alphanumeric")
+        raise ValueError(
+            f"receiver name {receiver!r}: use up to 128 letters, digits, '.', '_', '-', first one alphanumeric"
+        )
     return f"{ACK_PREFIX}{receiver}.json"
 
 

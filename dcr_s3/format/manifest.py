@@ -39,7 +39,10 @@ class Statistics(Part):
 
 
 class Manifest(Document):
-    """One committed version. ``next_attempt`` tells receivers where this sender will write the next version's segments."""
+    """One committed version.
+
+    ``next_attempt`` tells receivers where this sender will write the next version's segments.
+    """
 
     MAGIC: ClassVar[str] = "dcr_s3/manifest"
     magic: Literal["dcr_s3/manifest"] = "dcr_s3/manifest"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dcr_s3.format import limits
+from dcr_s3.format.cells import Cells
 
 
 @dataclass(frozen=True)
 class Region:
-    """Cells ``start + sum(i[d] * strides[d])`` of tensor number ``tensor``, for all ``i`` in ``shape``, last dim fastest.
+    """Cells ``start + sum(i[d] * strides[d])`` of tensor number ``tensor``, for all ``i`` in ``shape``, last dim
+    fastest.
 
     ``start`` and ``strides`` count canonical cells. A whole tensor or a run of rows is one dim of stride 1.
     """
@@ -60,14 +62,12 @@ class Region:
             rest //= np.uint64(extent)
         return index
 
-    def view(self, cells: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """The region as a strided view of a tensor's flat ``cells`` (no copy)."""
+    def gather(self, cells: Cells) -> Cells:
+        """The region's cells in order, flat: a slice of a tensor's flat ``cells`` for a run, else a copy."""
         if self.is_run:
             return cells[self.start : self.start + self.shape[0]]
-        width = cells.itemsize
-        return np.lib.stride_tricks.as_strided(
-            cells[self.start :], self.shape, tuple(s * width for s in self.strides), writeable=cells.flags.writeable
-        )
+        strides = tuple(s * cells.itemsize for s in self.strides)
+        return np.lib.stride_tricks.as_strided(cells[self.start :], self.shape, strides, writeable=False).reshape(-1)
 
 
 _HEAD = struct.Struct("<IIQ")
@@ -84,7 +84,10 @@ def pack_regions(regions: Sequence[Region]) -> bytes:
 
 
 def unpack_regions(raw: bytes, at: int, count: int) -> tuple[tuple[Region, ...], int]:
-    """Inverse of :func:`pack_regions` from offset ``at``; also returns where it ended. Raises ValueError if malformed."""
+    """Inverse of :func:`pack_regions` from offset ``at``; also returns where it ended.
+
+    Raises ValueError if malformed.
+    """
     if count * MIN_REGION_BYTES > len(raw) - at:
         raise ValueError(f"{count} regions do not fit")
     regions: list[Region] = []
@@ -99,3 +102,16 @@ def unpack_regions(raw: bytes, at: int, count: int) -> tuple[tuple[Region, ...],
             raise ValueError("region over the limits")
         regions.append(Region(tensor, start, values[0::2], values[1::2]))
     return tuple(regions), at
+
+
+def split_positions(
+    regions: Sequence[Region], positions: npt.NDArray[np.uint32]
+) -> Iterator[tuple[Region, slice, int]]:
+    """Cuts ascending block ``positions`` by region: per region with any, the region, their slice, and its first
+    position.
+    """
+    bounds = np.cumsum([0, *(r.cells for r in regions)])
+    cuts = np.searchsorted(positions, bounds).tolist()
+    for number, region in enumerate(regions):
+        if cuts[number] < cuts[number + 1]:
+            yield region, slice(cuts[number], cuts[number + 1]), int(bounds[number])

@@ -14,7 +14,10 @@ from dcr_s3.format.dtypes import DTYPES, Dtype
 
 
 class TensorSpec(Part):
-    """One canonical tensor. ``aliases`` are further names of the same storage (tied weights); ``digest`` is of version 0."""
+    """One canonical tensor.
+
+    ``aliases`` are further names of the same storage (tied weights); ``digest`` is of version 0.
+    """
 
     name: str = Field(min_length=1, max_length=limits.NAME_BYTES)
     dtype: str

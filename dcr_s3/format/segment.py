@@ -1,4 +1,7 @@
-"""Segments: `.dcr` objects. A header, block payloads, one compressed index, a trailer. Offsets are in `schemas/FORMAT.md`."""
+"""Segments: `.dcr` objects.
+
+A header, block payloads, one compressed index, a trailer. Offsets are in `schemas/FORMAT.md`.
+"""
 
 from __future__ import annotations
 
@@ -155,8 +158,13 @@ def _parse_header(body: memoryview, where: str) -> tuple[SegmentHeader, int]:
     return header, PREFIX_BYTES + size
 
 
-def parse_index(index: bytes, raw_size: int, payload_start: int, payload_end: int, *, where: str) -> tuple[BlockEntry, ...]:
-    """Reads a compressed index. Payloads must follow each other from ``payload_start`` to ``payload_end`` without a gap."""
+def parse_index(
+    index: bytes, raw_size: int, payload_start: int, payload_end: int, *, where: str
+) -> tuple[BlockEntry, ...]:
+    """Reads a compressed index.
+
+    Payloads must follow each other from ``payload_start`` to ``payload_end`` without a gap.
+    """
     if raw_size > limits.INDEX_BYTES:
         raise CorruptObject(f"{where}: index of {raw_size} bytes is over the limit")
     try:

@@ -12,19 +12,23 @@ from dcr_s3.protocol.position import Position
 def read_next(position: Position, body: bytes) -> tuple[Manifest, Position]:
     """The manifest in ``body`` and the position it leads to, if it may follow ``position``.
 
-    Raises ``CorruptObject`` or ``UnsupportedFormat`` for what is no valid manifest of that version, ``ChainBroken`` for a
-    valid one with another past.
+    Raises ``CorruptObject`` or ``UnsupportedFormat`` for what is no valid manifest of that version, ``ChainBroken`` for
+    a valid one with another past.
     """
     where = manifest_key(position.version + 1)
     manifest = Manifest.from_bytes(body, where=where)
     if manifest.version != position.version + 1:
         raise CorruptObject(f"{where}: says version {manifest.version}")
     if manifest.run_id != position.run_id:
-        raise ChainBroken(f"{where}: belongs to run {manifest.run_id}, not to {position.run_id}; the address was reused")
+        raise ChainBroken(
+            f"{where}: belongs to run {manifest.run_id}, not to {position.run_id}; the address was reused"
+        )
     if manifest.parent.sha256 != position.sha256:
         raise ChainBroken(f"{where}: follows another version {position.version} than the one held here")
     if manifest.state_before != position.state:
-        raise ChainBroken(f"{where}: starts from state {manifest.state_before}, but version {position.version} has {position.state}")
+        raise ChainBroken(
+            f"{where}: starts from state {manifest.state_before}, but version {position.version} has {position.state}"
+        )
     if manifest.epoch < position.epoch or (manifest.kind == "fence" and manifest.epoch == position.epoch):
         raise ChainBroken(f"{where}: epoch {manifest.epoch} after epoch {position.epoch}")
     return manifest, Position(

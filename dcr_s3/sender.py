@@ -1,0 +1,319 @@
+"""The sender: publishes policy versions of one run."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from time import time
+from typing import Any, Literal, Self
+
+from dcr_s3.errors import BadInput, CommitConflict, DcrError, RunMissing
+from dcr_s3.format.keys import attempt_name
+from dcr_s3.format.manifest import Manifest, Parent, Statistics
+from dcr_s3.format.run import Run
+from dcr_s3.format.segment import SegmentHeader
+from dcr_s3.protocol.chain import read_next
+from dcr_s3.protocol.position import Position
+from dcr_s3.replay import Replay, load_run
+from dcr_s3.reports import PublishReport
+from dcr_s3.sending.baseline import open_baseline
+from dcr_s3.sending.commit import commit
+from dcr_s3.sending.create import Base, create_run, read_base, upload_snapshot
+from dcr_s3.sending.segments import SegmentSizes, SegmentWriter
+from dcr_s3.sending.version import Draft, VersionWriter
+from dcr_s3.store import Store, open_store
+from dcr_s3.store.metered import MeteredStore
+from dcr_s3.targets.checkpoint import Checkpoint
+from dcr_s3.targets.mirror import Mirror, total
+from dcr_s3.timeline import Timeline
+from dcr_s3.workers import InlineExecutor, Progress, make_executor, no_progress
+
+UPLOADERS = 4
+FENCE_TRIES = 5
+
+
+def init_run(
+    url: str | Store,
+    base: Base,
+    *,
+    upload_base: bool = False,
+    context: bool = True,
+    state_dir: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Creates a run from ``base``, a checkpoint directory or a state dict; the same base again finds the same run.
+
+    A directory is also copied to ``state_dir``, as the baseline of whoever publishes from this machine. With
+    ``upload_base`` it is put into the bucket, so that receivers need nothing but the address. ``context`` chooses the
+    smaller coding, for receivers that keep a mirror. Raises ``RunExists`` if the address holds another run.
+    """
+    report = progress or no_progress
+    store = open_store(url) if isinstance(url, str) else url
+    with make_executor(workers, "init") as executor:
+        tensors = read_base(base)
+        run, start = create_run(store, tensors, context=context, executor=executor, progress=report)
+        if isinstance(base, Mapping):
+            if upload_base:
+                raise BadInput("upload_base needs a checkpoint directory; save the state dict first")
+            return run
+        open_baseline(store, run, start, Path(base), tensors, state_dir, executor=executor, progress=report).close()
+        if upload_base:
+            upload_snapshot(store, run, Path(base), report)
+    return run
+
+
+class Sender:
+    """Publishes versions of one run, one at a time.
+
+    A context manager; also usable without, ending with :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        store: MeteredStore,
+        run: Run,
+        baseline: Mirror,
+        *,
+        workers: int | None,
+        progress: Progress,
+        resources: ExitStack,
+    ) -> None:
+        self.run = run
+        self._store = store
+        self._baseline = baseline
+        self._progress = progress
+        self._resources = resources
+        self._encoders = resources.enter_context(make_executor(workers, "encode"))
+        self._uploaders: Executor = resources.enter_context(
+            InlineExecutor() if workers == 0 else ThreadPoolExecutor(UPLOADERS, thread_name_prefix="dcr-upload")
+        )
+        self._ahead = 1 if workers == 0 else getattr(self._encoders, "_max_workers", 1) + 2
+        self._session = secrets.token_hex(6)
+        self._epoch = baseline.position.epoch
+        self._attempts = itertools.count()
+        self._next_attempt: str | None = None
+        self._announces = False
+        self._busy = False
+        self._failed: BaseException | None = None
+
+    @classmethod
+    def open(
+        cls,
+        url: str | Store,
+        *,
+        base: Base | None = None,
+        state_dir: Path | None = None,
+        fence: bool = True,
+        context: bool = True,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Opens a run, creating it from ``base`` if there is none, and brings the baseline to the newest version.
+
+        The baseline lives in ``state_dir`` (see ``default_state_dir``), or in RAM if ``base`` is a state dict. With
+        ``fence`` an empty version of a higher epoch is committed first: any other sender of the run loses its next
+        commit. A one-shot publisher needs none. ``workers``: encoding threads, one per core by default, 0 for none.
+
+        Raises ``RunMissing``, ``RunExists``, ``BadInput``, ``Busy`` and store errors; nothing is changed then.
+        """
+        report = progress or no_progress
+        store = MeteredStore(open_store(url) if isinstance(url, str) else url)
+        base = Path(base) if isinstance(base, str) else base
+        with ExitStack() as stack:
+            if isinstance(url, str):
+                stack.callback(store.close)
+            executor = stack.enter_context(make_executor(workers, "open"))
+            tensors = read_base(base) if base is not None else []
+            try:
+                run, start = load_run(store)
+            except RunMissing:
+                if base is None:
+                    raise
+                run, start = create_run(store, tensors, context=context, executor=executor, progress=report)
+            baseline = open_baseline(store, run, start, base, tensors, state_dir, executor=executor, progress=report)
+            stack.callback(baseline.close)
+            sender = cls(store, run, baseline, workers=workers, progress=report, resources=stack.pop_all())
+        try:
+            sender._catch_up()
+            if fence:
+                sender._fence()
+        except BaseException:
+            sender.close()
+            raise
+        return sender
+
+    @property
+    def position(self) -> Position:
+        """The newest version that this sender knows to be committed."""
+        return self._baseline.position
+
+    def version(self, *, step: int | None = None) -> VersionWriter:
+        """Begins the next version; a context manager whose end commits. Only one at a time.
+
+        Raises ``DcrError`` if an earlier one ended in a way that only reopening the run can clear up.
+        """
+        if self._failed is not None:
+            raise DcrError(f"this sender stopped after an error ({self._failed}); open the run again")
+        if self._busy:
+            raise BadInput("a version is already being written; leave its block first")
+        version = self.position.version + 1
+        attempt, self._next_attempt = self._next_attempt or self._name_attempt(), None
+        timeline = Timeline()
+        header = SegmentHeader(self.run.run_id, version, attempt, 0, 0)
+        sizes = SegmentSizes(dense_bytes=max(1, self.run.dense_bytes // 16))
+        segments = SegmentWriter(self._store, header, self._uploaders, sizes, timeline)
+        redo = self._baseline.redo(f"{version:012d}-{attempt}")
+        self._busy = True
+        before = self._store.meter.traffic.total_requests
+        return VersionWriter(
+            self.run,
+            self._baseline,
+            segments,
+            redo,
+            encoders=self._encoders,
+            ahead=self._ahead,
+            commit=lambda writer, draft: self._commit_draft(writer, draft, attempt, before),
+            release=self._release,
+            timeline=timeline,
+            step=step,
+            progress=self._progress,
+        )
+
+    def publish(
+        self, source: Path | str | Mapping[str, Any] | Iterable[tuple[str, Any]], *, step: int | None = None
+    ) -> PublishReport:
+        """Publishes a whole state: a checkpoint directory, a state dict, or an iterator of (name, tensor).
+
+        A directory or a dict must not change meanwhile; an iterator's tensors may be reused once it is asked for the
+        next.
+        """
+        with self.version(step=step) as writer:
+            if isinstance(source, (str, Path)):
+                writer.add_checkpoint(Checkpoint.open(Path(source)))
+            else:
+                whole = isinstance(source, Mapping)
+                for name, tensor in source.items() if isinstance(source, Mapping) else source:
+                    writer.add(name, tensor, borrow=whole)
+        assert writer.report is not None
+        return writer.report
+
+    def close(self) -> None:
+        """Makes the baseline durable and lets go of it, of threads and connections."""
+        try:
+            if self._failed is None:
+                self._baseline.flush()
+        finally:
+            self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _catch_up(self) -> None:
+        replay = Replay(
+            self._store,
+            self.run,
+            self._baseline,
+            decoders=self._encoders,
+            fetchers=self._uploaders,
+            progress=self._progress,
+        )
+        for _ in replay.catch_up():
+            pass
+        self._epoch = self.position.epoch
+
+    def _fence(self) -> None:
+        """Commits an empty version of the next epoch, on top of whatever is newest."""
+        self._announces = True
+        for left in reversed(range(FENCE_TRIES)):
+            self._epoch = self.position.epoch + 1
+            draft = Draft((), tuple(self._baseline.digests), (), 0, None)
+            try:
+                self._advance(commit(self._store, self._manifest("fence", draft, self._name_attempt(), None)), draft)
+                return
+            except CommitConflict:
+                if not left:
+                    raise
+                self._catch_up()
+
+    def _name_attempt(self) -> str:
+        return attempt_name(self._epoch, self._session, next(self._attempts))
+
+    def _manifest(self, kind: Literal["delta", "fence"], draft: Draft, attempt: str, step: int | None) -> Manifest:
+        position = self.position
+        return Manifest(
+            run_id=self.run.run_id,
+            version=position.version + 1,
+            kind=kind,
+            parent=Parent(version=position.version, sha256=position.sha256),
+            epoch=self._epoch,
+            write_id=secrets.token_hex(16),
+            attempt=attempt,
+            next_attempt=self._name_attempt() if self._announces else None,
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            step=step,
+            state_before=position.state,
+            state_after=total(draft.digests).hex(),
+            segments=draft.segments,
+            touched=ranges(draft.touched),
+            statistics=Statistics(
+                total_elements=self.run.total_elements,
+                changed_elements=draft.changed_elements,
+                dense_bytes=self.run.dense_bytes,
+                segment_bytes=sum(s.size_bytes for s in draft.segments),
+            ),
+        )
+
+    def _commit_draft(self, writer: VersionWriter, draft: Draft, attempt: str, requests_before: int) -> PublishReport:
+        manifest = self._manifest("delta", draft, attempt, writer.step)
+        try:
+            with writer.timeline.stage("commit"):
+                body = commit(self._store, manifest)
+            committed_at = time()
+            with writer.timeline.stage("baseline"):
+                self._advance(body, draft)
+        except BaseException as error:
+            self._failed = error
+            raise
+        self._release()
+        return PublishReport(
+            version=manifest.version,
+            step=writer.step,
+            changed_elements=draft.changed_elements,
+            total_elements=self.run.total_elements,
+            wire_bytes=len(body) + manifest.statistics.segment_bytes,
+            dense_bytes=self.run.dense_bytes,
+            seconds=writer.timeline.seconds(),
+            segments=len(draft.segments),
+            requests=self._store.meter.traffic.total_requests - requests_before,
+            committed_at=committed_at,
+        )
+
+    def _advance(self, body: bytes, draft: Draft) -> None:
+        """Moves the baseline to the version that ``body`` has committed."""
+        _, target = read_next(self.position, body)
+        redo = [draft.redo] if draft.redo is not None else []
+        self._baseline.advance(target, redo, draft.digests, self._encoders)
+        self._next_attempt = target.next_attempt
+
+    def _release(self) -> None:
+        self._busy = False
+
+
+def ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending numbers as inclusive ranges."""
+    result: list[tuple[int, int]] = []
+    for number in numbers:
+        if result and result[-1][1] == number - 1:
+            result[-1] = (result[-1][0], number)
+        else:
+            result.append((number, number))
+    return tuple(result)

@@ -1,0 +1,1 @@
+"""The sender's parts: tensors to blocks, blocks to segments, segments to the bucket."""

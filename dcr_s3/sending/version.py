@@ -1,0 +1,261 @@
+"""One version being written: tensors in, blocks scanned and coded by workers, segments streaming out."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from hashlib import sha256
+from types import TracebackType
+from typing import Any, Self
+
+from dcr_s3.delta import encode_block
+from dcr_s3.delta.account import TensorChange, account, totals
+from dcr_s3.errors import BadInput, CommitConflict, Fenced
+from dcr_s3.format.digest import StateDigest
+from dcr_s3.format.limits import BLOCK_DENSE_BYTES
+from dcr_s3.format.manifest import SegmentEntry
+from dcr_s3.format.region import Region
+from dcr_s3.format.run import Run
+from dcr_s3.format.segment import BlockEntry
+from dcr_s3.mapping.cells import Source, mapped_source, tensor_source
+from dcr_s3.reports import PublishReport
+from dcr_s3.sending.blocks import Block, BlockBuilder
+from dcr_s3.sending.segments import SegmentWriter
+from dcr_s3.targets.checkpoint import Checkpoint
+from dcr_s3.targets.mirror import Mirror, describe
+from dcr_s3.targets.redo import RedoRecord, RedoWriter
+from dcr_s3.timeline import Timeline
+from dcr_s3.workers import Progress, abandon, no_progress
+
+COPY_LIMIT_BYTES = 4 * BLOCK_DENSE_BYTES
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A block's way from worker to segment; ``entry`` is None where nothing changed."""
+
+    dense_bytes: int
+    entry: BlockEntry | None = None
+    payload: bytes = b""
+    changes: tuple[TensorChange, ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """All a manifest needs to know of a finished version."""
+
+    segments: tuple[SegmentEntry, ...]
+    digests: tuple[StateDigest, ...]
+    touched: tuple[int, ...]
+    changed_elements: int
+    redo: RedoWriter | None
+
+
+class VersionWriter:
+    """Takes every tensor of the run once, in any order; leaving the block commits.
+
+    Memory is bounded: at most ``ahead`` blocks wait for a worker or for their turn in a segment. If the block is left
+    by an exception, uploads are aborted, the attempt's objects deleted, and neither bucket nor baseline changes.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        baseline: Mirror,
+        segments: SegmentWriter,
+        redo: RedoWriter,
+        *,
+        encoders: Executor,
+        ahead: int,
+        commit: Callable[[VersionWriter, Draft], PublishReport],
+        release: Callable[[], None],
+        timeline: Timeline,
+        step: int | None,
+        progress: Progress = no_progress,
+    ) -> None:
+        self.step = step
+        self.report: PublishReport | None = None
+        self.timeline = timeline
+        self._run = run
+        self._numbers = {name: n for n, t in enumerate(run.tensors) for name in (t.name, *t.aliases)}
+        self._baseline = baseline
+        self._segments = segments
+        self._redo = redo
+        self._encoders = encoders
+        self._ahead = ahead
+        self._commit = commit
+        self._release = release
+        self._progress = progress
+        self._builder = BlockBuilder()
+        self._added: dict[int, str] = {}
+        self._tied: dict[int, Source] = {}
+        self._pending: deque[Future[_Encoded]] = deque()
+        self._order = threading.Lock()
+        self._error: BaseException | None = None
+        self._digests = list(baseline.digests)
+        self._touched: set[int] = set()
+        self._changed = 0
+        self._done_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._abort()
+            return
+        try:
+            draft = self._finish()
+        except BaseException:
+            self._abort()
+            raise
+        try:
+            self.report = self._commit(self, draft)
+        except (CommitConflict, Fenced):
+            self._abort()
+            raise
+        except BaseException:
+            # The manifest may exist: what it names must stay, and the redo file may be needed to recover.
+            self._release()
+            raise
+
+    def add(self, name: str, tensor: Any, *, borrow: bool = False) -> None:
+        """Adds one tensor, on any device, with the dtype and shape that the run has for this name.
+
+        When it returns the caller may overwrite the tensor, unless ``borrow`` promises that its memory stays untouched
+        until the block is left, which saves a copy. Raises ``BadInput`` for a name that is unknown or was added already
+        and for another dtype or shape; also the error of an earlier tensor's encoding or upload.
+        """
+        self._add(name, tensor_source(name, tensor), borrow)
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Adds every tensor of a checkpoint directory, which must not change until the block is left."""
+        for name, place in checkpoint.places.items():
+            self._add(name, mapped_source(place.dtype, place.shape, checkpoint.cells(name)), borrow=True)
+
+    def _add(self, name: str, source: Source, borrow: bool) -> None:
+        self._raise_error()
+        number = self._check(name, source)
+        if number is None:
+            return
+        dtype = self._run.tensors[number].type
+        keep = borrow or self._run.tensors[number].size_bytes >= COPY_LIMIT_BYTES
+        futures = []
+        for start, cells in source.pieces(BLOCK_DENSE_BYTES):
+            piece = cells if keep else cells.copy()
+            for block in self._builder.add(dtype, Region.run(number, start, cells.size), piece):
+                futures.append(self._submit(block))
+        if keep and not borrow:
+            futures += [self._submit(b) for b in self._builder.flush()]
+            for future in futures:
+                future.exception()
+
+    def _check(self, name: str, source: Source) -> int | None:
+        """The tensor's number; None for a tied name whose tensor was added under another one."""
+        if name not in self._numbers:
+            raise BadInput(f"tensor {name}: unknown to the run, which has {len(self._run.tensors)} tensors")
+        number = self._numbers[name]
+        spec = self._run.tensors[number]
+        mine, wanted = (source.dtype.name, list(source.shape)), (spec.dtype, list(spec.shape))
+        if mine != wanted:
+            raise BadInput(f"tensor {name}: is {mine[0]} {mine[1]}, the run has {wanted[0]} {wanted[1]}")
+        if number not in self._added:
+            self._added[number] = name
+            if spec.aliases:
+                self._tied[number] = source
+            return number
+        if self._added[number] == name:
+            raise BadInput(f"tensor {name}: added twice")
+        if not source.same_bits(self._tied[number]):
+            raise BadInput(f"tensor {name}: the run ties it to {self._added[number]}, but their bits differ")
+        return None
+
+    def _submit(self, block: Block) -> Future[_Encoded]:
+        self._raise_error()
+        while len(self._pending) >= self._ahead:
+            self._wait()
+        future = self._encoders.submit(self._encode, block)
+        self._pending.append(future)
+        future.add_done_callback(lambda _: self._drain())
+        return future
+
+    def _encode(self, block: Block) -> _Encoded:
+        with self.timeline.stage("scan_encode"):
+            old = [r.gather(self._baseline.cells(r.tensor)) for r in block.regions]
+            coded = encode_block(block.dtype, old, block.new, context=self._run.coding == "context")
+            changed = len(coded.changes.positions)
+            if not changed:
+                return _Encoded(block.size_bytes)
+            changes = tuple(account(block.regions, coded.changes, self._baseline.keys))
+            self._redo.append(RedoRecord(tuple(block.regions), coded.changes.positions, coded.changes.new))
+            entry = BlockEntry(
+                offset=0,
+                size_bytes=len(coded.payload),
+                coding=coded.coding,
+                dtype=block.dtype,
+                cells=sum(r.cells for r in block.regions),
+                changed=changed,
+                sha256=sha256(coded.payload).digest(),
+                old=totals(changes)[0],
+                new=totals(changes)[1],
+                regions=tuple(block.regions),
+            )
+            return _Encoded(block.size_bytes, entry, coded.payload, changes)
+
+    def _wait(self) -> None:
+        """Until the oldest block has been taken."""
+        with self._order:
+            head = self._pending[0] if self._pending else None
+        if head is not None:
+            head.exception()
+            self._drain()
+        self._raise_error()
+
+    def _drain(self) -> None:
+        """Takes finished blocks from the head of the queue, in order, whichever thread finished them."""
+        with self._order:
+            while self._error is None and self._pending and self._pending[0].done():
+                try:
+                    self._take(self._pending.popleft().result())
+                except BaseException as error:
+                    self._error = error
+
+    def _take(self, block: _Encoded) -> None:
+        if block.entry is None:
+            self._segments.passed(block.dense_bytes)
+        else:
+            self._segments.append(block.entry, block.payload)
+            self._changed += block.entry.changed
+        for change in block.changes:
+            self._digests[change.tensor] += change.new - change.old
+            self._touched.add(change.tensor)
+        self._done_bytes += block.dense_bytes
+        self._progress("publish", self._done_bytes, self._run.dense_bytes)
+
+    def _finish(self) -> Draft:
+        missing = [t.name for n, t in enumerate(self._run.tensors) if n not in self._added]
+        if missing:
+            raise BadInput(f"version is incomplete: {describe(missing)} not added; every version names every tensor")
+        for block in self._builder.flush():
+            self._submit(block)
+        while self._pending:
+            self._wait()
+        entries = tuple(self._segments.finish())
+        return Draft(entries, tuple(self._digests), tuple(sorted(self._touched)), self._changed, self._redo)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _abort(self) -> None:
+        with self._order:
+            self._error = self._error or RuntimeError("aborted")
+        abandon(list(self._pending))
+        self._segments.abort()
+        self._redo.discard()
+        self._release()

@@ -1,0 +1,158 @@
+"""A mirror: the canonical bits of one version, and how they move to the next one without ever being lost."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dcr_s3.delta import TensorKey, digest_range, tensor_key
+from dcr_s3.errors import StateMismatch
+from dcr_s3.format.cells import Cells
+from dcr_s3.format.digest import StateDigest
+from dcr_s3.format.limits import BLOCK_DENSE_BYTES
+from dcr_s3.format.run import TensorSpec
+from dcr_s3.protocol.position import Position
+from dcr_s3.targets.redo import RedoWriter, apply_record, read_redo
+from dcr_s3.workers import Progress, bounded_map, no_progress
+
+
+class Mirror(ABC):
+    """Cells by tensor number, in the order of the run's table.
+
+    A change of version is staged in redo files, made final by :meth:`advance`, and may be interrupted anywhere.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], position: Position, digests: Sequence[StateDigest]) -> None:
+        self.specs = tuple(specs)
+        self.keys = [tensor_key(s.name, s.type, s.shape) for s in self.specs]
+        self.position = position
+        self.digests = list(digests)
+
+    @abstractmethod
+    def copies(self, number: int) -> Sequence[Cells]:
+        """Every place that stores tensor ``number``: one array, or several where tied names are stored apart."""
+
+    def cells(self, number: int) -> Cells:
+        """Tensor ``number`` as flat cells."""
+        return self.copies(number)[0]
+
+    @abstractmethod
+    def redo(self, name: str) -> RedoWriter:
+        """A new redo file for this mirror; it means nothing until given to :meth:`advance`."""
+
+    @abstractmethod
+    def advance(
+        self, target: Position, redo: Sequence[RedoWriter], digests: Sequence[StateDigest], executor: Executor
+    ) -> None:
+        """Moves to ``target`` by overwriting the staged cells.
+
+        The caller has proved that this gives ``target.state``.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Makes the cells durable, where they are kept on disk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of files and locks."""
+
+    def apply_files(self, paths: Sequence[Path], executor: Executor) -> None:
+        """Overwrites what the redo files say, in their order."""
+        for path in paths:
+            for _ in bounded_map(executor, lambda r: apply_record(r, self.copies), read_redo(path), ahead=32):
+                pass
+
+
+class MemoryMirror(Mirror):
+    """Cells in RAM, for a sender that was opened from a state dict. Nothing survives the process."""
+
+    def __init__(
+        self, specs: Sequence[TensorSpec], position: Position, digests: Sequence[StateDigest], cells: Sequence[Cells]
+    ) -> None:
+        super().__init__(specs, position, digests)
+        self._cells = [[c] for c in cells]
+        self._staging = TemporaryDirectory(prefix="dcr-redo-")
+
+    def copies(self, number: int) -> Sequence[Cells]:
+        return self._cells[number]
+
+    def redo(self, name: str) -> RedoWriter:
+        return RedoWriter(Path(self._staging.name) / f"{name}.redo")
+
+    def advance(
+        self, target: Position, redo: Sequence[RedoWriter], digests: Sequence[StateDigest], executor: Executor
+    ) -> None:
+        for writer in redo:
+            writer.close()
+        self.apply_files([w.path for w in redo], executor)
+        self.position, self.digests = target, list(digests)
+        for writer in redo:
+            writer.discard()
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._staging.cleanup()
+
+
+def measure(
+    cells: Mapping[int, Cells] | Sequence[Cells],
+    keys: Sequence[TensorKey],
+    executor: Executor,
+    *,
+    stage: str = "verify",
+    progress: Progress = no_progress,
+) -> list[StateDigest]:
+    """Digest of every tensor, from all of its cells, in pieces of a block's size over the executor."""
+    jobs = [
+        (number, start, start + BLOCK_DENSE_BYTES // cells[number].itemsize)
+        for number in range(len(keys))
+        for start in range(0, cells[number].size, BLOCK_DENSE_BYTES // cells[number].itemsize)
+    ]
+    total = sum(cells[n].nbytes for n in range(len(keys)))
+    digests = [StateDigest()] * len(keys)
+    done = 0
+
+    def one(job: tuple[int, int, int]) -> tuple[int, int, StateDigest]:
+        number, start, end = job
+        piece = cells[number][start:end]
+        return number, piece.nbytes, digest_range(keys[number], start, piece)
+
+    for number, size, digest in bounded_map(executor, one, jobs, ahead=64):
+        digests[number] += digest
+        done += size
+        progress(stage, done, total)
+    return digests
+
+
+def total(digests: Sequence[StateDigest]) -> StateDigest:
+    """The state digest of a whole state."""
+    result = StateDigest()
+    for digest in digests:
+        result += digest
+    return result
+
+
+def verify_mirror(mirror: Mirror, executor: Executor, progress: Progress = no_progress) -> StateDigest:
+    """Recomputes everything. Raises ``StateMismatch`` naming the tensors whose bits are not those of the version."""
+    for copy in range(max(len(mirror.copies(n)) for n in range(len(mirror.specs)))):
+        cells = [mirror.copies(n)[min(copy, len(mirror.copies(n)) - 1)] for n in range(len(mirror.specs))]
+        found = measure(cells, mirror.keys, executor, progress=progress)
+        if total(found).hex() != mirror.position.state:
+            wrong = [s.name for s, a, b in zip(mirror.specs, found, mirror.digests, strict=True) if a != b]
+            raise StateMismatch(
+                f"version {mirror.position.version}: {describe(wrong) or 'the state'} does not hold the committed bits"
+            )
+    return total(found)
+
+
+def describe(names: Sequence[str], limit: int = 3) -> str:
+    """Some names for a message: the first few and how many more."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    word = "tensor " if len(names) == 1 else "tensors "
+    return word + ", ".join(names[:limit]) + more if names else ""

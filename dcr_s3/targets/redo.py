@@ -1,0 +1,114 @@
+"""Redo files: decoded changes as absolute values, so that applying them may be repeated after any interruption.
+
+Local to one machine and one release; little-endian; never on a bucket.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dcr_s3.delta import apply_changes
+from dcr_s3.errors import CorruptObject
+from dcr_s3.format.cells import Cells
+from dcr_s3.format.region import Region, pack_regions, split_positions, unpack_regions
+from dcr_s3.targets.disk import disk_errors
+
+_RECORD = struct.Struct("<4sIIIIIQ")
+_MAGIC = b"REDO"
+
+
+@dataclass(frozen=True)
+class RedoRecord:
+    """The changed cells of one block: ``positions`` (uint32) count along ``regions``, ``values`` are the new bits."""
+
+    regions: tuple[Region, ...]
+    positions: npt.NDArray[np.uint32]
+    values: Cells
+
+
+class RedoWriter:
+    """Appends records to one file; may be called from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with disk_errors(path):
+            self._file = path.open("wb")
+
+    def append(self, record: RedoRecord) -> None:
+        """Raises ``DiskFull`` where the record does not fit."""
+        regions = pack_regions(record.regions)
+        positions = np.ascontiguousarray(record.positions, "<u4").data.cast("B")
+        values = np.ascontiguousarray(record.values).data.cast("B")
+        crc = zlib.crc32(values, zlib.crc32(positions, zlib.crc32(regions)))
+        size = len(regions) + len(positions) + len(values)
+        width = record.values.itemsize
+        head = _RECORD.pack(_MAGIC, len(record.regions), len(regions), record.positions.size, width, crc, size)
+        with self._lock, disk_errors(self.path):
+            for part in (head, regions, positions, values):
+                self._file.write(part)
+            self.size_bytes += _RECORD.size + size
+
+    def close(self) -> None:
+        """Makes the file durable."""
+        with self._lock, disk_errors(self.path):
+            if not self._file.closed:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+
+    def discard(self) -> None:
+        """Drops the file."""
+        with self._lock:
+            try:
+                self._file.close()
+            except OSError:
+                pass  # what could not be written is not wanted any more
+            self.path.unlink(missing_ok=True)
+
+
+def read_redo(path: Path) -> Iterator[RedoRecord]:
+    """The records of a file, mapped, not copied. Raises ``CorruptObject`` for a damaged one."""
+    if path.stat().st_size == 0:
+        return
+    raw: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
+    at = 0
+    while at < raw.size:
+        if at + _RECORD.size > raw.size:
+            raise CorruptObject(f"{path}: truncated")
+        magic, count, region_bytes, changed, width, crc, size = _RECORD.unpack(raw[at : at + _RECORD.size].tobytes())
+        at += _RECORD.size
+        body = raw[at : at + size]
+        at += size
+        if (
+            magic != _MAGIC
+            or size != region_bytes + changed * (4 + width)
+            or body.size != size
+            or zlib.crc32(body.data) != crc
+        ):
+            raise CorruptObject(f"{path}: damaged; delete the directory's .dcr folder and pull again from a base")
+        regions, _ = unpack_regions(body[:region_bytes].tobytes(), 0, count)
+        positions = body[region_bytes : region_bytes + 4 * changed].view("<u4")
+        yield RedoRecord(regions, positions, body[region_bytes + 4 * changed :].view(f"<u{width}"))
+
+
+def apply_record(record: RedoRecord, copies: Callable[[int], Sequence[Cells]]) -> None:
+    """Overwrites the changed cells. ``copies(tensor)`` gives the flat cells of each place that stores a tensor."""
+    if all(r.is_run and len(copies(r.tensor)) == 1 for r in record.regions):
+        apply_changes([r.gather(copies(r.tensor)[0]) for r in record.regions], record.positions, record.values)
+        return
+    for region, span, first in split_positions(record.regions, record.positions):
+        index = region.canonical(record.positions[span] - np.uint32(first))
+        for cells in copies(region.tensor):
+            cells[index] = record.values[span]

@@ -1,0 +1,76 @@
+"""`dcr_state.json`: what a mirror directory holds, for us after a crash and for anyone who opens the directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from dcr_s3.format.document import Document
+from dcr_s3.protocol.position import Position
+
+STATE_FILE = "dcr_state.json"
+WORK_DIR = ".dcr"
+
+
+class MirrorState(Document):
+    """``position`` is what the files hold while ``status`` is *clean*; while *applying* they are between it and
+    ``target``.
+
+    ``journals`` are the redo files whose cells may not have reached the disk, oldest first; replaying them in order
+    after a crash gives ``position`` (or ``target``) again.
+    """
+
+    MAGIC: ClassVar[str] = "dcr_s3/mirror"
+    magic: Literal["dcr_s3/mirror"] = "dcr_s3/mirror"
+
+    version: int
+    status: Literal["clean", "applying"]
+    position: Position
+    target: Position | None = None
+    journals: tuple[str, ...] = ()
+    boot_id: str = Field("", max_length=64)
+
+
+def read_state(directory: Path) -> MirrorState | None:
+    """The state of a mirror directory, None if it is no mirror. Raises ``CorruptObject`` if the file is damaged."""
+    try:
+        body = (directory / STATE_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    return MirrorState.from_bytes(body, where=str(directory / STATE_FILE))
+
+
+def write_state(directory: Path, state: MirrorState) -> None:
+    """Replaces the state file, durably and at once."""
+    write_durably(directory / STATE_FILE, state.to_bytes())
+
+
+def write_durably(path: Path, body: bytes) -> None:
+    """Writes a file so that after a crash it is either the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as handle:
+        handle.write(body)
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames and new names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def boot_id() -> str:
+    """Names the running kernel's boot; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
