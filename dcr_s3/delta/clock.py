@@ -11,31 +11,24 @@ import struct
 import numpy as np
 
 from dcr_s3.delta import kernels
-from dcr_s3.delta.changes import Changes, Pieces, total_cells
+from dcr_s3.delta.changes import Changes, Pieces
 from dcr_s3.delta.fields import Fields
-from dcr_s3.delta.model import HazardModel, context_model, free_model
+from dcr_s3.delta.model import HazardModel, Tally, context_model, free_model, position_bits
 from dcr_s3.delta.tables import CLASSES
 from dcr_s3.errors import CorruptObject
 from dcr_s3.format.codings import Coding
 
 _LENGTH = struct.Struct("<I")
-_SAMPLED_CELLS = 1 << 16
-_WIDEST_STRIDE = 32
 _STEP_SAMPLE = 4096
 
 
-def choose_model(fields: Fields, old: Pieces, changes: Changes, *, context: bool) -> tuple[HazardModel, float]:
-    """The model with the fewest bits for these changes, and an estimate of the bits for their positions."""
-    cells = total_cells(old)
-    free, free_bits = free_model(cells, len(changes.positions))
+def choose_model(fields: Fields, tally: Tally, *, context: bool) -> HazardModel:
+    """The model that takes the fewest bits; without ``context``, the one that needs no old cells to decode."""
+    free = free_model(tally)
     if not context or not fields.exponent_mask:
-        return free, free_bits
-    kernel = kernels.active()
-    sampled = kernel.count_exponents(old, fields, min(max(cells // _SAMPLED_CELLS, 1), _WIDEST_STRIDE))
-    scaled = sampled * cells // max(int(sampled.sum()), 1)
-    rich, rich_bits = context_model(scaled, kernel.count_exponents([changes.old], fields, 1))
-    saved_bits = free_bits - rich_bits - 8 * (len(rich.pack()) - len(free.pack()))
-    return (rich, rich_bits) if saved_bits > 0 else (free, free_bits)
+        return free
+    rich = context_model(tally)
+    return rich if position_bits(rich, tally) < position_bits(free, tally) else free
 
 
 def estimated_step_bits(fields: Fields, changes: Changes) -> float:
@@ -50,17 +43,15 @@ def estimated_step_bits(fields: Fields, changes: Changes) -> float:
     return count * (1 + entropy + float(lengths.mean()))
 
 
-def encode(fields: Fields, model: HazardModel, old: Pieces, changes: Changes) -> tuple[Coding, bytes]:
-    """Payload for ``changes``, of which there is at least one."""
-    kernel = kernels.active()
-    positions = kernel.encode_positions(old, changes.positions, fields, model)
-    signs, values = kernel.encode_values(changes.old, changes.new, fields, model)
+def pack(fields: Fields, model: HazardModel, positions: bytes, changes: Changes) -> tuple[Coding, bytes]:
+    """Payload for ``changes``, of which there is at least one, and whose ``positions`` are coded already."""
+    signs, values = kernels.active().encode_values(changes.old, changes.new, fields, model)
     coding = Coding.CLOCK_FREE if len(model.codes) == 1 else Coding.CLOCK_CONTEXT
     return coding, b"".join((model.pack(), _LENGTH.pack(len(positions)), signs, positions, values))
 
 
 def decode(fields: Fields, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces) -> Changes:
-    """Inverse of :func:`encode`. Raises CorruptObject on a payload that no encoder writes."""
+    """Inverse of :func:`pack`. Raises CorruptObject on a payload that no encoder writes."""
     classes = 1 if coding is Coding.CLOCK_FREE else CLASSES
     view = memoryview(payload)
     header_bytes = HazardModel.header_bytes(classes)

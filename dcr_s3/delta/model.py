@@ -1,11 +1,16 @@
-"""How likely a cell of each class is to change: what a clock-coded block's header says, and how it is chosen."""
+"""How likely a cell of each class is to change: what a clock-coded block's header says, and how it is chosen.
+
+Any model decodes, so all of this is the encoder's choice and floating point is safe here.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +18,44 @@ import numpy.typing as npt
 from dcr_s3.delta.tables import CLASSES, CLOCK_BITS, HAZARDS, MAX_UNIT_BITS, MIN_UNIT_BITS
 from dcr_s3.errors import CorruptObject
 
-Counts = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float64]
-
-_LIKELIEST = 1 - 2.0**-24
 _LOG_STEP = math.log(65535) / 254
+_HAZARDS: list[int] = HAZARDS.tolist()
+_LIKELIEST = 1 - 2.0**-24
+_SMALLEST = 2.0**-30
+_TAIL_SHARE = 0.01
+"""The lowest exponents that together hold this share of the changes are one class: nearly all of their cells change."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Cells and changed cells per old exponent, of a whole block or of a sample."""
+
+    cells: Sequence[float]
+    changed: Sequence[float]
+    sampled: bool
+
+    @property
+    def density(self) -> float:
+        """Share of the cells that changed."""
+        return sum(self.changed) / max(sum(self.cells), 1)
+
+    def folded(self, first: int) -> Tally:
+        """The same by class, for classes from exponent ``first``."""
+        return Tally(_fold(self.cells, first), _fold(self.changed, first), self.sampled)
+
+    def merged(self) -> Tally:
+        """The same without distinction."""
+        return Tally([sum(self.cells)], [sum(self.changed)], self.sampled)
+
+    def shares(self) -> list[float]:
+        """Chance of a change per entry. A sample that saw no change in an entry does not prove that there is none."""
+        if not self.sampled:
+            return [
+                dead / max(alive, dead) if dead else 0.0 for alive, dead in zip(self.cells, self.changed, strict=True)
+            ]
+        unseen = 0.5 / self.density
+        pairs = zip(self.cells, self.changed, strict=True)
+        return [(dead + 0.5) / (alive + 1) if dead else 0.5 / (alive + unseen) for alive, dead in pairs]
 
 
 @dataclass(frozen=True)
@@ -62,57 +100,48 @@ class HazardModel:
         return 2 if classes == 1 else 3 + classes
 
 
-def free_model(cells: int, changed: int) -> tuple[HazardModel, float]:
-    """One hazard for all cells, and the bits that the positions will take."""
-    return _quantise(np.array([float(cells)]), np.array([float(changed)]), 0)
+def free_model(tally: Tally) -> HazardModel:
+    """One hazard for all cells."""
+    return _quantised(tally.merged(), 0)
 
 
-def context_model(cells: Counts, changed: Counts) -> tuple[HazardModel, float]:
-    """A hazard per class, and the bits that the positions will take.
-
-    ``cells`` and ``changed`` count, per old exponent, cells (an estimate) and changed cells (exact).
-    """
-    alive = np.maximum(cells, changed).astype(np.float64)
-    dead = changed.astype(np.float64)
-    first = _first_exponent(alive, dead)
-    fold = np.clip(np.arange(len(alive)) - first, 0, CLASSES - 1)
-    alive, dead = (np.bincount(fold, weights, CLASSES).astype(np.float64) for weights in (alive, dead))
-    return _quantise(alive, dead, first)
+def context_model(tally: Tally) -> HazardModel:
+    """A hazard per class."""
+    running = list(accumulate(tally.changed))
+    first = min(bisect_left(running, _TAIL_SHARE * running[-1]), max(len(running) - CLASSES, 0))
+    return _quantised(tally.folded(first), first)
 
 
-def _first_exponent(cells: _Floats, changed: _Floats) -> int:
-    """The first of the sixteen exponents that keep apart best: those below and above join the outermost classes."""
-    exponents = len(cells)
-    if exponents <= CLASSES:
-        return 0
-    own = np.cumsum(_entropy_bits(cells, changed))
-    low = _entropy_bits(np.cumsum(cells), np.cumsum(changed))
-    high = _entropy_bits(np.cumsum(cells[::-1])[::-1], np.cumsum(changed[::-1])[::-1])
-    firsts = exponents - CLASSES + 1
-    middle = own[CLASSES - 2 : CLASSES - 2 + firsts] - own[:firsts]
-    return int(np.argmin(low[:firsts] + middle + high[CLASSES - 1 :]))
+def position_bits(model: HazardModel, tally: Tally) -> float:
+    """About how many bits ``model`` takes for the positions, per cell of a block like ``tally``."""
+    classes = len(model.codes)
+    by_class = (
+        tally.folded(model.first_exponent) if classes > 1 else Tally([sum(tally.cells)], [sum(tally.changed)], True)
+    )
+    bits = 0.0
+    for alive, dead, code in zip(by_class.cells, by_class.changed, model.codes, strict=True):
+        hazard = _HAZARDS[code] / (1 << model.unit_bits)
+        bits += max(alive - dead, 0) * hazard
+        if dead:
+            bits -= dead * math.log2(-math.expm1(-hazard * math.log(2)))
+    return bits / max(sum(by_class.cells), 1)
 
 
-def _entropy_bits(cells: _Floats, changed: _Floats) -> _Floats:
-    """Bits to say which ``changed`` of ``cells`` changed."""
-    kept = cells - changed
-    return _log_product(cells, cells) - _log_product(changed, changed) - _log_product(kept, kept)
+def _fold(counts: Sequence[float], first: int) -> list[float]:
+    top = first + CLASSES - 1
+    classes = [sum(counts[: first + 1]), *counts[first + 1 : top], sum(counts[top:])]
+    return classes + [0] * (CLASSES - len(classes))
 
 
-def _log_product(factor: _Floats, value: _Floats) -> _Floats:
-    product: _Floats = factor * np.log2(np.maximum(value, 1e-300))
-    return product
+def _quantised(tally: Tally, first: int) -> HazardModel:
+    """The model for a tally per class. A class that cannot change has no hazard."""
+    ideal = [-math.log2(1 - min(share, _LIKELIEST)) for share in tally.shares()]
+    finest = math.floor(16 - math.log2(max(*ideal, _SMALLEST)))
+    unit_bits = min(max(finest, MIN_UNIT_BITS), MAX_UNIT_BITS)
+    codes = [_code(hazard * (1 << unit_bits)) if hazard else 0 for hazard in ideal]
+    return HazardModel(unit_bits, first, bytes(codes))
 
 
-def _quantise(cells: _Floats, changed: _Floats, first: int) -> tuple[HazardModel, float]:
-    """Codes and unit with the least bits for these counts per class."""
-    share = np.minimum(changed / np.maximum(cells, 1.0), _LIKELIEST)
-    ideal = -np.log2(1.0 - share)
-    units = np.arange(MIN_UNIT_BITS, MAX_UNIT_BITS + 1)[:, None]
-    steps = np.log(np.maximum(np.ldexp(ideal, units), 1.0)) / _LOG_STEP
-    codes: npt.NDArray[Any] = np.where(changed > 0, 1 + np.minimum(np.rint(steps), 254), 0).astype(np.uint8)
-    hazards = np.ldexp(HAZARDS[codes].astype(np.float64), -units)
-    odds = np.where(changed > 0, -np.expm1(-hazards * math.log(2)), 1.0)
-    bits = ((cells - changed) * hazards - changed * np.log2(odds)).sum(axis=1)
-    best = int(np.argmin(bits))
-    return HazardModel(MIN_UNIT_BITS + best, first, codes[best].tobytes()), float(bits[best])
+def _code(hazard: float) -> int:
+    """The code whose hazard, in the same units, is nearest in ratio."""
+    return 1 + min(round(math.log(max(hazard, 1.0)) / _LOG_STEP), 254)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dcr_s3.delta.changes import Cells, Changes, Pieces, Positions, joined
 from dcr_s3.delta.fields import Fields
-from dcr_s3.delta.model import HazardModel
+from dcr_s3.delta.model import HazardModel, Tally
 from dcr_s3.delta.rangecoder import RangeDecoder, RangeEncoder
 from dcr_s3.delta.tables import ROUND_CLOCK, TOTAL_BITS, survival
 from dcr_s3.errors import CorruptObject
@@ -25,6 +25,7 @@ DIGEST_SECOND = 0x27D4EB2F
 DIGEST_THIRD = 0x165667B1
 
 SAMPLE_CELLS = 64
+SAMPLE_SCATTER = 0x9E3779B1
 RAW_BITS = 16
 """Bits of a step that are coded as one symbol, even odds."""
 MAX_LENGTH = 63
@@ -32,11 +33,44 @@ FLAGS = 2 + MAX_LENGTH + 1
 SLOWEST_RATE = 7
 
 
-def scan(old: Pieces, new: Pieces, cell_bytes: int) -> Changes:
-    """Cells whose bits differ between ``old`` and ``new``, which hold equally many."""
+def tally(old: Pieces, new: Pieces, fields: Fields, stride_log2: int) -> Tally:
+    """Counts per exponent of the old cell, over one run of 64 cells in every 2**stride_log2 of them.
+
+    Which run is taken varies from one group of runs to the next, so that no column of a matrix is missed.
+    """
+    before, after = joined(old, fields.cell_bytes), joined(new, fields.cell_bytes)
+    run = np.arange(len(before), dtype=np.uint64) // np.uint64(SAMPLE_CELLS)
+    group = run >> np.uint64(stride_log2)
+    taken = (group * np.uint64(SAMPLE_SCATTER) & np.uint64(0xFFFFFFFF)) >> np.uint64(32 - stride_log2)
+    sample = (run & np.uint64((1 << stride_log2) - 1)) == taken
+    before, after = before[sample], after[sample]
+    changed = before[before != after]
+    return Tally(count_exponents(before, fields), count_exponents(changed, fields), stride_log2 > 0)
+
+
+def count_exponents(cells: Cells, fields: Fields) -> list[int]:
+    """Cells per exponent field."""
+    exponents = fields.exponents(cells).astype(np.int64)
+    counts: list[int] = np.bincount(exponents, minlength=fields.exponent_mask + 1).tolist()
+    return counts
+
+
+def scan(old: Pieces, new: Pieces, cell_bytes: int, density: float) -> Changes:
+    """Cells whose bits differ between ``old`` and ``new``, which hold equally many.
+
+    ``density``, the share of cells that probably differ, is a hint for implementations that reserve memory.
+    """
     before, after = joined(old, cell_bytes), joined(new, cell_bytes)
     positions = np.flatnonzero(before != after).astype(np.uint32)
     return Changes(positions, before[positions], after[positions])
+
+
+def scan_positions(
+    old: Pieces, new: Pieces, fields: Fields, model: HazardModel, density: float
+) -> tuple[Changes, bytes]:
+    """:func:`scan` and :func:`encode_positions` of what it finds, in one pass where that is faster."""
+    changes = scan(old, new, fields.cell_bytes, density)
+    return changes, encode_positions(old, changes.positions, fields, model)
 
 
 def gather(cells: Pieces, positions: Positions, cell_bytes: int) -> Cells:
@@ -54,13 +88,6 @@ def apply_changes(dest: Pieces, positions: Positions, values: Cells) -> None:
     for piece, end, last in zip(dest, ends, cuts, strict=True):
         piece[positions[first:last].astype(np.int64) - (end - len(piece))] = values[first:last]
         first = last
-
-
-def count_exponents(cells: Pieces, fields: Fields, stride: int) -> npt.NDArray[np.int64]:
-    """Cells per exponent field, from the first 64 of every 64 * ``stride`` cells of the block."""
-    flat = joined(cells, fields.cell_bytes)
-    sample = flat[np.arange(len(flat)) // SAMPLE_CELLS % stride == 0]
-    return np.bincount(fields.exponents(sample).astype(np.int64), minlength=fields.exponent_mask + 1)
 
 
 def encode_positions(cells: Pieces, positions: Positions, fields: Fields, model: HazardModel) -> bytes:
