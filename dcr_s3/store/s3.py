@@ -10,28 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import crc32c
 from botocore.exceptions import ClientError
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from dcr_s3.errors import BadInput, ConfigError, CorruptObject
+from dcr_s3.errors import BadInput, ConfigError, CorruptObject, NotFound
 from dcr_s3.store.address import S3Address
 from dcr_s3.store.base import Object, ObjectInfo, Poller
 from dcr_s3.store.multipart import ordered_parts
 from dcr_s3.store.s3_client import connect
-from dcr_s3.store.s3_errors import DamagedInTransit, UploadGone, translated
+from dcr_s3.store.s3_errors import DamagedInTransit, UploadGone, again_if_damaged, translated
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
     from mypy_boto3_s3.client import S3Client
 
 _DELETE_BATCH = 1000
-
-# botocore repeats requests that got no answer or a 5xx; a body that breaks off or arrives damaged is repeated here.
-_again_if_damaged = retry(
-    retry=retry_if_exception_type(DamagedInTransit),
-    stop=stop_after_attempt(4),
-    wait=wait_random_exponential(multiplier=0.1, max=5),
-    reraise=True,
-)
 
 
 def read_arguments(full_key: str, if_none_match: str | None) -> dict[str, Any]:
@@ -83,7 +74,7 @@ class S3Store:
     def _request(self, verb: str, key: str, *, conditional: bool = False) -> AbstractContextManager[None]:
         return translated(f"{verb} {self.url}/{key}", self._endpoint, conditional=conditional)
 
-    @_again_if_damaged
+    @again_if_damaged
     def get(self, key: str, *, limit_bytes: int, if_none_match: str | None = None) -> Object | None:
         with self._request("read", key):
             try:
@@ -99,7 +90,7 @@ class S3Store:
                 self._fill(body, memoryview(buffer), key)
             return Object(bytes(buffer), reply["ETag"])
 
-    @_again_if_damaged
+    @again_if_damaged
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         if not len(buffer):
             return
@@ -133,7 +124,7 @@ class S3Store:
             reply = self._client.head_object(Bucket=self._address.bucket, Key=self._prefix + key)
         return ObjectInfo(key, reply["ContentLength"], reply["ETag"], reply["LastModified"].timestamp())
 
-    @_again_if_damaged
+    @again_if_damaged
     def put(self, key: str, body: bytes | bytearray, *, if_absent: bool = False, if_match: str | None = None) -> str:
         if if_absent and if_match is not None:
             raise BadInput("a put has either if_absent or if_match")
@@ -161,7 +152,7 @@ class S3Store:
             )
         return S3Upload(self, key, reply["UploadId"])
 
-    @_again_if_damaged
+    @again_if_damaged
     def send_part(self, key: str, upload_id: str, number: int, body: bytearray) -> dict[str, Any]:
         """Uploads one part and returns what ``complete_upload`` wants to know of it."""
         sent: Any = body
@@ -276,7 +267,10 @@ class S3Upload:
     def _settle(self) -> str:
         """An upload is gone also after it was completed and the reply lost: keys are written once, so an object of
         the right size is ours."""
-        found = next((o for o in self._store.list(self._key) if o.key == self._key), None)
+        try:
+            found = self._store.head(self._key)
+        except NotFound:
+            found = None
         if found is None or found.size_bytes != sum(self._sizes_bytes.values()):
             raise UploadGone(
                 f"could not complete the upload of {self._store.url}/{self._key}: the store no longer knows it, "

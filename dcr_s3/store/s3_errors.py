@@ -8,6 +8,7 @@ from typing import Any
 
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from dcr_s3.errors import (
     BadInput,
@@ -51,6 +52,15 @@ class DamagedInTransit(StoreUnavailable):
 
 class UploadGone(StoreUnavailable):
     """The store no longer knows the multipart upload."""
+
+
+# botocore repeats requests that got no answer or a 5xx; a body that breaks off or arrives damaged is repeated here.
+again_if_damaged = retry(
+    retry=retry_if_exception_type(DamagedInTransit),
+    stop=stop_after_attempt(4),
+    wait=wait_random_exponential(multiplier=0.1, max=5),
+    reraise=True,
+)
 
 
 @contextmanager

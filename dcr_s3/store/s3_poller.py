@@ -11,12 +11,11 @@ import aiohttp
 from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
-from dcr_s3.errors import StoreUnavailable
 from dcr_s3.store.address import S3Address
 from dcr_s3.store.base import Object
 from dcr_s3.store.s3 import is_not_modified, read_arguments, require_size
 from dcr_s3.store.s3_client import config_arguments, session_arguments
-from dcr_s3.store.s3_errors import translated
+from dcr_s3.store.s3_errors import DamagedInTransit, again_if_damaged, translated
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
@@ -42,6 +41,7 @@ class S3Poller:
                 self._client = await self._resources.enter_async_context(opened)
         return self._client
 
+    @again_if_damaged
     async def get(self, key: str, *, limit_bytes: int, if_none_match: str | None = None) -> Object | None:
         url = self._address.url
         what = f"read {url}/{key}"
@@ -61,9 +61,13 @@ class S3Poller:
                 try:
                     body = await stream.read()
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    raise StoreUnavailable(f"could not {what}: the reply from {endpoint} broke off") from error
+                    raise DamagedInTransit(
+                        f"could not {what}: the reply from {endpoint} broke off several times; try again later"
+                    ) from error
         if len(body) != reply["ContentLength"]:
-            raise StoreUnavailable(f"could not {what}: the reply from {endpoint} ended early, at byte {len(body)}")
+            raise DamagedInTransit(
+                f"could not {what}: the reply from {endpoint} ended at byte {len(body)} several times; try again later"
+            )
         return Object(body, reply["ETag"])
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from dcr_s3.store.memory import MemoryStore
 from dcr_s3.store.metered import MeteredStore
 from dcr_s3.store.s3 import S3Store
 from dcr_s3.store.throttled import ThrottledStore
+from dcr_s3.testing.faults import FaultPlan
 from dcr_s3.testing.faulty import FaultyStore
 from dcr_s3.testing.store_contract import StoreContract
 
@@ -54,7 +55,7 @@ class TestWrappedStore(TestMemoryStore):
 
     @pytest.fixture
     def store(self, memory_store: MemoryStore) -> Store:
-        return MeteredStore(ThrottledStore(FaultyStore(memory_store), bytes_per_s=1e12))
+        return MeteredStore(ThrottledStore(FaultyStore(memory_store, FaultPlan()), bytes_per_s=1e12))
 
 
 class TestMotoStore(_S3Contract):
