@@ -25,6 +25,7 @@ from dcr_s3.targets.disk import disk_errors
 from dcr_s3.targets.mirror import describe, measure, total
 from dcr_s3.targets.state import STATE_FILE, WORK_DIR
 from dcr_s3.workers import Progress, no_progress
+from dcr_s3.world import world
 
 _FILLING = "filling"
 
@@ -55,7 +56,7 @@ def open_mirror(
                 copy_checkpoint(Checkpoint.open(base), directory, progress)
             else:
                 download_snapshot(store, run, directory, progress)
-            filling.unlink()
+            world().unlink(filling)
         cells = [copies[0] for copies in match_checkpoint(Checkpoint.open(directory), run.tensors)]
         digests = measure_run(run, cells, executor, progress)
         position = locate(store, run, start, digests, what=str(directory))

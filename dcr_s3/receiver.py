@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic, time
 
 from dcr_s3.errors import ChainBroken, Forbidden, NotFound, RetryError
 from dcr_s3.format import limits
@@ -31,6 +28,7 @@ from dcr_s3.targets.directory import DirectoryMirror, match_checkpoint
 from dcr_s3.targets.mirror import total, verify_mirror
 from dcr_s3.targets.state import STATE_FILE
 from dcr_s3.workers import InlineExecutor, Progress, make_executor, no_progress
+from dcr_s3.world import timestamp, world
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ class Receiver:
         Interrupted anywhere, it leaves a directory that the next call brings to the right bits. Raises ``RunMissing``,
         ``BadInput``, ``WrongBase``, ``ChainBroken``, ``CorruptObject``, ``DiskFull``, ``Busy`` and store errors.
         """
-        begun = monotonic()
+        begun = world().monotonic()
         with self._open() as (store, replay):
             before = replay.mirror.position.version
             applied = list(replay.catch_up(to_version=to_version))
@@ -150,21 +148,21 @@ class Receiver:
                 delay = min(MAX_BACKOFF_S, polling.interval_s * 2**failures)
                 log.warning("%s; trying again in about %.1f s", error, delay)
             if delay:
-                await asyncio.to_thread(halt.wait, delay * random.uniform(0.75, 1.25))
+                await asyncio.to_thread(world().wait, halt, delay * world().uniform(0.75, 1.25))
         if acked != replay.mirror.position.version:
             await asyncio.to_thread(self._send_ack, store, replay)
 
     async def _look(self, poller: Poller, replay: Replay) -> PullReport | None:
         """One look at the next manifest; applies it if it is there."""
         position = replay.mirror.position
-        begun = monotonic()
+        begun = world().monotonic()
         try:
             found = await poller.get(manifest_key(position.version + 1), limit_bytes=limits.MANIFEST_BYTES)
         except NotFound:
             return None
         assert found is not None
         manifest, target = read_next(position, found.body)
-        poll_s = monotonic() - begun
+        poll_s = world().monotonic() - begun
         applied = await asyncio.to_thread(replay.apply, manifest, target, len(found.body), poll_s=poll_s)
         return self._report(replay, position.version, [applied], begun)
 
@@ -190,9 +188,12 @@ class Receiver:
         if not self._acknowledge:
             return
         position = replay.mirror.position
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         ack = Ack(
-            run_id=position.run_id, receiver=self.name, version=position.version, state=position.state, proved_at=now
+            run_id=position.run_id,
+            receiver=self.name,
+            version=position.version,
+            state=position.state,
+            proved_at=timestamp(),
         )
         try:
             store.put(ack_key(self.name), bytearray(ack.to_bytes()))
@@ -207,7 +208,7 @@ class Receiver:
         for one in applied:
             for stage, length in one.seconds.items():
                 seconds[stage] = round(seconds.get(stage, 0.0) + length, 6)
-        seconds["total"] = round(monotonic() - begun, 6)
+        seconds["total"] = round(world().monotonic() - begun, 6)
         position = replay.mirror.position
         return PullReport(
             version=position.version,
@@ -219,7 +220,7 @@ class Receiver:
             dense_bytes=replay.run.dense_bytes,
             seconds=seconds,
             up_to_date=not applied,
-            applied_at=time(),
+            applied_at=world().time(),
         )
 
 
@@ -238,7 +239,7 @@ def verify_directory(
     with any version. Changes nothing. Raises ``StateMismatch`` naming the tensors, ``ChainBroken``, ``BadInput``,
     ``Busy``.
     """
-    begun = monotonic()
+    begun = world().monotonic()
     directory = Path(directory)
     report = progress or no_progress
     store = open_store(url) if isinstance(url, str) else url
@@ -260,7 +261,7 @@ def verify_directory(
         state_digest=state.hex(),
         tensors=len(run.tensors),
         dense_bytes=run.dense_bytes,
-        seconds=round(monotonic() - begun, 6),
+        seconds=round(world().monotonic() - begun, 6),
     )
 
 

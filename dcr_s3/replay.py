@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from hashlib import sha256
-from time import monotonic
 
 from dcr_s3.delta import decode_block
 from dcr_s3.delta.account import TensorChange, account, totals
@@ -28,6 +27,7 @@ from dcr_s3.store.base import Store
 from dcr_s3.targets.mirror import Mirror, describe, total
 from dcr_s3.targets.redo import RedoRecord, RedoWriter
 from dcr_s3.workers import Progress, abandon, bounded_map, no_progress
+from dcr_s3.world import world
 
 log = logging.getLogger(__name__)
 
@@ -104,27 +104,27 @@ class Replay:
     def catch_up(self, *, to_version: int | None = None) -> Iterator[Applied]:
         """Applies version after version until none is left (or ``to_version`` is reached)."""
         while to_version is None or self.mirror.position.version < to_version:
-            begun = monotonic()
+            begun = world().monotonic()
             found = fetch_manifest(self.store, self.mirror.position)
             if found is None:
                 return
             manifest, target, size = found
-            yield self.apply(manifest, target, size, poll_s=monotonic() - begun)
+            yield self.apply(manifest, target, size, poll_s=world().monotonic() - begun)
 
     def apply(self, manifest: Manifest, target: Position, manifest_bytes: int, *, poll_s: float = 0.0) -> Applied:
         """Applies one manifest. Nothing of the mirror is touched before all of it is fetched, decoded and proved."""
-        begun = monotonic()
+        begun = world().monotonic()
         staged = self._stage_all(manifest)
         try:
             digests = self._prove(manifest, staged)
-            middle = monotonic()
+            middle = world().monotonic()
             self.mirror.advance(target, [s.redo for s in staged], digests, self._decoders)
         except BaseException:
             self._discard(staged)
             raise
         self.drop_ahead()
         wire = manifest_bytes + sum(s.size_bytes for s in staged)
-        seconds = {"manifest": poll_s, "fetch_decode": middle - begun, "apply": monotonic() - middle}
+        seconds = {"manifest": poll_s, "fetch_decode": middle - begun, "apply": world().monotonic() - middle}
         return Applied(manifest, wire, seconds)
 
     def stage_ahead(self, seq: int) -> bool:

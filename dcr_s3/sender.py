@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
-from time import time
 from typing import Any, Literal, Self
 
 from dcr_s3.errors import BadInput, CommitConflict, DcrError, RunMissing
@@ -32,6 +29,7 @@ from dcr_s3.targets.checkpoint import Checkpoint
 from dcr_s3.targets.mirror import Mirror, total
 from dcr_s3.timeline import Timeline
 from dcr_s3.workers import InlineExecutor, Progress, make_executor, no_progress
+from dcr_s3.world import timestamp, world
 
 UPLOADERS = 4
 FENCE_TRIES = 5
@@ -94,7 +92,7 @@ class Sender:
             InlineExecutor() if workers == 0 else ThreadPoolExecutor(UPLOADERS, thread_name_prefix="dcr-upload")
         )
         self._ahead = 1 if workers == 0 else getattr(self._encoders, "_max_workers", 1) + 2
-        self._session = secrets.token_hex(6)
+        self._session = world().token(6)
         self._epoch = baseline.position.epoch
         self._attempts = itertools.count()
         self._next_attempt: str | None = None
@@ -255,10 +253,10 @@ class Sender:
             kind=kind,
             parent=Parent(version=position.version, sha256=position.sha256),
             epoch=self._epoch,
-            write_id=secrets.token_hex(16),
+            write_id=world().token(16),
             attempt=attempt,
             next_attempt=self._name_attempt() if self._announces else None,
-            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            created_at=timestamp(),
             step=step,
             state_before=position.state,
             state_after=total(draft.digests).hex(),
@@ -277,7 +275,7 @@ class Sender:
         try:
             with writer.timeline.stage("commit"):
                 body = commit(self._store, manifest)
-            committed_at = time()
+            committed_at = world().time()
             with writer.timeline.stage("baseline"):
                 self._advance(body, draft)
         except BaseException as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from time import sleep
 
 from dcr_s3.errors import (
     CommitConflict,
@@ -21,13 +19,14 @@ from dcr_s3.format.keys import manifest_key
 from dcr_s3.format.manifest import Manifest
 from dcr_s3.protocol.commit import Outcome, settle
 from dcr_s3.store.base import Store
+from dcr_s3.world import world
 
 log = logging.getLogger(__name__)
 
 TRIES = 5
 
 
-def commit(store: Store, manifest: Manifest, *, pause: Callable[[float], None] = sleep) -> bytes:
+def commit(store: Store, manifest: Manifest) -> bytes:
     """Creates the manifest; returns its bytes once it is proved to be there.
 
     Raises ``CommitConflict`` or ``Fenced`` if another sender's manifest is proved to be there, ``UnknownOutcome`` if
@@ -50,7 +49,7 @@ def commit(store: Store, manifest: Manifest, *, pause: Callable[[float], None] =
         if outcome is Outcome.CONFLICT:
             raise _lost(key, manifest, found or b"")
         # The same conditional create may be repeated: whichever copy arrives first is this manifest.
-        pause(0.2 * 2**attempt)
+        world().sleep(0.2 * 2**attempt)
     raise UnknownOutcome(
         f"{key}: {store.url} does not say whether version {manifest.version} was committed; reopen the run to find out"
     )

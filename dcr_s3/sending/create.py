@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from dcr_s3.targets.checkpoint import Checkpoint
 from dcr_s3.targets.copy import companion_files
 from dcr_s3.targets.mirror import describe, measure, total
 from dcr_s3.workers import Progress
+from dcr_s3.world import timestamp, world
 
 _PART_BYTES = 16 << 20
 
@@ -77,8 +76,8 @@ def create_run(
     keys = [tensor_key(t.name, t.dtype, t.shape) for t in tensors]
     digests = measure([t.cells for t in tensors], keys, executor, stage="digest", progress=progress)
     run = Run(
-        run_id=secrets.token_hex(16),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        run_id=world().token(16),
+        created_at=timestamp("seconds"),
         coding="context" if context else "context-free",
         state=total(digests).hex(),
         tensors=tuple(

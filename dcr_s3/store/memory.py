@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dcr_s3.errors import BadInput, CorruptObject, NotFound, PreconditionFailed
 from dcr_s3.store.base import MIN_PART_BYTES, Object, ObjectInfo
 from dcr_s3.store.multipart import ordered_parts
+from dcr_s3.world import world
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class MemoryStore:
         return ObjectInfo(key, len(stored.body), stored.etag, stored.modified_at)
 
     def put(self, key: str, body: bytes | bytearray, *, if_absent: bool = False, if_match: str | None = None) -> str:
-        fresh = _Stored(bytes(body), _etag(body), time.time())
+        fresh = _Stored(bytes(body), _etag(body), world().time())
         with self._bucket.lock:
             present = self._bucket.objects.get(self._prefix + key)
             if if_absent and present is not None:
@@ -130,7 +130,7 @@ class MemoryUpload:
         self._bucket = bucket
         self._key = key
         self.full_key = prefix + key
-        self.started_at = time.time()
+        self.started_at = world().time()
         self.number = next(bucket.upload_ids)
         self._parts: dict[int, bytes] = {}
 
@@ -151,7 +151,7 @@ class MemoryUpload:
                 raise BadInput(f"every part of {self._key} but the last needs {MIN_PART_BYTES} bytes or more")
             body = b"".join(parts)
             etag = f'{_etag(body)[:-1]}-{len(parts)}"'
-            self._bucket.objects[self.full_key] = _Stored(body, etag, time.time())
+            self._bucket.objects[self.full_key] = _Stored(body, etag, world().time())
             del self._bucket.uploads[self.number]
         return etag
 

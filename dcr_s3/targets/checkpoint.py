@@ -17,6 +17,7 @@ from dcr_s3.errors import BadInput
 from dcr_s3.format import limits
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.dtypes import DTYPES, Dtype
+from dcr_s3.world import world
 
 _HEADER_LIMIT = 100_000_000
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -76,7 +77,7 @@ class Checkpoint:
         """Writes changed pages to disk (msync)."""
         for mapped in self._files.values():
             if isinstance(mapped, np.memmap):
-                mapped.flush()
+                world().sync_map(mapped)
 
 
 def _find(path: Path) -> tuple[Path, dict[str, TensorPlace]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from dcr_s3.errors import BadInput
 from dcr_s3.targets.checkpoint import Checkpoint
 from dcr_s3.targets.disk import disk_errors
-from dcr_s3.targets.state import STATE_FILE, sync_directory
+from dcr_s3.targets.state import STATE_FILE
 from dcr_s3.workers import Progress, no_progress
+from dcr_s3.world import world
 
 _CHUNK_BYTES = 16 << 20
 _OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx"}
@@ -42,7 +42,7 @@ def copy_checkpoint(source: Checkpoint, directory: Path, progress: Progress = no
     with disk_errors(directory):
         for file in files:
             done = _copy_file(file, directory / file.name, done, total, progress)
-        sync_directory(directory)
+        world().sync_directory(directory)
 
 
 def _copy_file(source: Path, target: Path, done: int, total: int, progress: Progress) -> int:
@@ -51,6 +51,5 @@ def _copy_file(source: Path, target: Path, done: int, total: int, progress: Prog
             writer.write(chunk)
             done += len(chunk)
             progress("copy", done, total)
-        writer.flush()
-        os.fsync(writer.fileno())
+        world().sync(writer)
     return done

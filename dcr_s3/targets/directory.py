@@ -18,8 +18,9 @@ from dcr_s3.targets.checkpoint import Checkpoint
 from dcr_s3.targets.disk import disk_errors
 from dcr_s3.targets.mirror import Mirror, describe
 from dcr_s3.targets.redo import RedoWriter
-from dcr_s3.targets.state import WORK_DIR, MirrorState, boot_id, read_state, write_durably, write_state
+from dcr_s3.targets.state import WORK_DIR, MirrorState, read_state, write_durably, write_state
 from dcr_s3.workers import InlineExecutor
+from dcr_s3.world import world
 
 
 class DirectoryMirror(Mirror):
@@ -64,7 +65,7 @@ class DirectoryMirror(Mirror):
     ) -> DirectoryMirror:
         """Makes a checkpoint directory, whose bits the caller has proved to be ``position``'s, a mirror."""
         _write_digests(directory, position.version, digests)
-        state = MirrorState(version=position.version, status="clean", position=position, boot_id=boot_id())
+        state = MirrorState(version=position.version, status="clean", position=position, boot_id=world().boot_id())
         write_state(directory, state)
         return cls(directory, run, state, digests, lock)
 
@@ -107,7 +108,7 @@ class DirectoryMirror(Mirror):
                 "position": self.position,
                 "target": target,
                 "journals": tuple(journals),
-                "boot_id": boot_id(),
+                "boot_id": world().boot_id(),
             }
         )
         write_state(self.directory, self._state)
@@ -115,7 +116,7 @@ class DirectoryMirror(Mirror):
     def _recover(self) -> None:
         """Repeats the journal if a change was cut short, or if cells may have been lost with the machine."""
         state = self._state
-        if state.journals and (state.status == "applying" or state.boot_id != boot_id()):
+        if state.journals and (state.status == "applying" or state.boot_id != world().boot_id()):
             self.apply_files([self.directory / WORK_DIR / name for name in state.journals], InlineExecutor())
             self.position = state.target or state.position
             self._write("clean", journals=state.journals)
@@ -130,7 +131,7 @@ class DirectoryMirror(Mirror):
         for pattern in ("*.redo", "digests-*"):
             for path in (self.directory / WORK_DIR).glob(pattern):
                 if path.name not in keep:
-                    path.unlink(missing_ok=True)
+                    world().unlink(path)
 
 
 def acquire(directory: Path) -> FileLock:

@@ -15,8 +15,9 @@ from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.limits import BLOCK_DENSE_BYTES
 from dcr_s3.format.run import TensorSpec
 from dcr_s3.protocol.position import Position
-from dcr_s3.targets.redo import RedoWriter, apply_record, read_redo
+from dcr_s3.targets.redo import RedoRecord, RedoWriter, apply_record, read_redo
 from dcr_s3.workers import Progress, bounded_map, no_progress
+from dcr_s3.world import world
 
 
 class Mirror(ABC):
@@ -63,8 +64,12 @@ class Mirror(ABC):
     def apply_files(self, paths: Sequence[Path], executor: Executor) -> None:
         """Overwrites what the redo files say, in their order."""
         for path in paths:
-            for _ in bounded_map(executor, lambda r: apply_record(r, self.copies), read_redo(path), ahead=32):
+            for _ in bounded_map(executor, self._apply_record, read_redo(path), ahead=32):
                 pass
+
+    def _apply_record(self, record: RedoRecord) -> None:
+        world().reach("apply")
+        apply_record(record, self.copies)
 
 
 class MemoryMirror(Mirror):

@@ -5,7 +5,6 @@ Local to one machine and one release; little-endian; never on a bucket.
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 import zlib
@@ -21,6 +20,7 @@ from dcr_s3.errors import CorruptObject
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.region import Region, pack_regions, split_positions, unpack_regions
 from dcr_s3.targets.disk import disk_errors
+from dcr_s3.world import world
 
 _RECORD = struct.Struct("<4sIIIIIQ")
 _MAGIC = b"REDO"
@@ -64,8 +64,7 @@ class RedoWriter:
         """Makes the file durable."""
         with self._lock, disk_errors(self.path):
             if not self._file.closed:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                world().sync(self._file)
                 self._file.close()
 
     def discard(self) -> None:
@@ -75,7 +74,7 @@ class RedoWriter:
                 self._file.close()
             except OSError:
                 pass  # what could not be written is not wanted any more
-            self.path.unlink(missing_ok=True)
+            world().unlink(self.path)
 
 
 def read_redo(path: Path) -> Iterator[RedoRecord]:

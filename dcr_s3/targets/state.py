@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -10,6 +9,7 @@ from pydantic import Field
 
 from dcr_s3.format.document import Document
 from dcr_s3.protocol.position import Position
+from dcr_s3.world import world
 
 STATE_FILE = "dcr_state.json"
 WORK_DIR = ".dcr"
@@ -53,24 +53,6 @@ def write_durably(path: Path, body: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as handle:
         handle.write(body)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames and new names in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def boot_id() -> str:
-    """Names the running kernel's boot; empty where the system does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+        world().sync(handle)
+    world().replace(temporary, path)
+    world().sync_directory(path.parent)
