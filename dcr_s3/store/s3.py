@@ -61,6 +61,11 @@ class S3Store:
         return self._address.url
 
     @property
+    def address(self) -> S3Address:
+        """Where this store is."""
+        return self._address
+
+    @property
     def client(self) -> S3Client:
         """The boto3 client, for its event hooks."""
         return self._client
@@ -114,8 +119,8 @@ class S3Store:
             count = body.readinto(view)
             if not count:
                 raise DamagedInTransit(
-                    f"could not read {self.url}/{key}: the reply from {self._endpoint} ended after {filled} of "
-                    f"{len(buffer)} bytes several times; try again later"
+                    f"could not read {self.url}/{key}: the reply from {self._endpoint} ended early several times; "
+                    "try again later"
                 )
             filled += count
 
