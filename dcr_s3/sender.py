@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from dcr_s3.errors import BadInput, CommitConflict, DcrError, RunMissing
 from dcr_s3.format.keys import attempt_name
@@ -16,7 +16,8 @@ from dcr_s3.format.run import Run
 from dcr_s3.format.segment import SegmentHeader
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.position import Position
-from dcr_s3.replay import Replay, load_run
+from dcr_s3.reading import load_run
+from dcr_s3.replay import Replay
 from dcr_s3.reports import PublishReport
 from dcr_s3.sending.baseline import open_baseline
 from dcr_s3.sending.commit import commit
@@ -71,6 +72,9 @@ class Sender:
 
     A context manager; also usable without, ending with :meth:`close`.
     """
+
+    least_segment_bytes: ClassVar[int] = 1 << 20
+    """A segment is never closed below this, save the last of a version."""
 
     def __init__(
         self,
@@ -164,7 +168,7 @@ class Sender:
         attempt, self._next_attempt = self._next_attempt or self._name_attempt(), None
         timeline = Timeline()
         header = SegmentHeader(self.run.run_id, version, attempt, 0, 0)
-        sizes = SegmentSizes(dense_bytes=max(1, self.run.dense_bytes // 16))
+        sizes = SegmentSizes(least_bytes=self.least_segment_bytes, dense_bytes=max(1, self.run.dense_bytes // 16))
         segments = SegmentWriter(self._store, header, self._uploaders, sizes, timeline)
         redo = self._baseline.redo(f"{version:012d}-{attempt}")
         self._busy = True
