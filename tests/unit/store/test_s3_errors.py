@@ -289,5 +289,5 @@ def test_completion_that_had_happened() -> None:
 @pytest.mark.parametrize("found", [lambda: looked_at(5), lambda: reply(404)])
 def test_completion_of_an_upload_that_expired(found: Callable[[], Reply]) -> None:
     upload, _ = uploaded(lambda: reply(404, "NoSuchUpload"), found)
-    with pytest.raises(StoreUnavailable, match="s3://bucket/run/k: the store no longer knows it.*start it again"):
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket/run/k: the store no longer knows it.*start it again"):
         upload.complete()

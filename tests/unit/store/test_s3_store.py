@@ -1,17 +1,13 @@
-"""What only shows against a server: prefixes, lost replies, broken connections, processes."""
+"""What only shows against a server: prefixes, lost replies, broken connections."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from dcr_s3.errors import BucketMissing, Forbidden, NotFound, PreconditionFailed, StoreUnavailable
+from dcr_s3.errors import BucketMissing, Forbidden, PreconditionFailed, StoreUnavailable
 from dcr_s3.store import open_poller, open_store
 from dcr_s3.store.base import MIN_PART_BYTES
 from dcr_s3.store.s3 import S3Store
@@ -146,32 +142,3 @@ def test_missing_bucket(name: str, request: pytest.FixtureRequest) -> None:
         list(store.list(""))
     with pytest.raises(BucketMissing):
         store.open_multipart("k")
-
-
-def test_embedded_server_in_a_process_of_its_own() -> None:
-    command = [sys.executable, "-m", "dcr_s3.testing.servers", "--bucket", "mine"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
-    try:
-        assert process.stdout is not None
-        endpoint_url = process.stdout.readline().strip()
-        server = EmbeddedS3(int(endpoint_url.rpartition(":")[2]))
-        store = S3Store(server.address("mine"))
-        store.put("k", b"x")
-        with pytest.raises(NotFound):
-            store.head("none")
-    finally:
-        process.terminate()
-        output, errors = process.communicate(timeout=10)
-    assert (output, errors) == ("", "")
-
-
-def test_two_servers_at_once() -> None:
-    with SeaweedServer() as first, SeaweedServer() as second:
-        for server in (first, second):
-            server.create_bucket("mine")
-            server.create_bucket("mine")
-        S3Store(first.address("mine")).put("k", b"x")
-        with pytest.raises(NotFound):
-            S3Store(second.address("mine")).head("k")
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", first.port), timeout=1)
