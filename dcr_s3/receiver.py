@@ -20,7 +20,8 @@ from dcr_s3.format.keys import ack_key, manifest_key
 from dcr_s3.mirroring import locate, measure_run, open_mirror
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.polling import Polling
-from dcr_s3.replay import Applied, Replay, load_run
+from dcr_s3.reading import load_run
+from dcr_s3.replay import Applied, Replay
 from dcr_s3.reports import PullReport, VerifyReport
 from dcr_s3.store import Poller, Store, open_poller, open_store
 from dcr_s3.targets.checkpoint import Checkpoint
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 FETCHERS = 8
 MAX_BACKOFF_S = 60.0
-UNFLUSHED_BYTES = 1 << 30
 
 
 class Receiver:
@@ -139,6 +139,7 @@ class Receiver:
                         on_pull(report)
                     if report is None and acked != replay.mirror.position.version:
                         await asyncio.to_thread(self._send_ack, store, replay)
+                        await asyncio.to_thread(replay.mirror.flush)
                         acked = replay.mirror.position.version
                     announced = replay.mirror.position.next_attempt is not None
                     delay = polling.after_manifest(found=report is not None, announced=announced)

@@ -202,7 +202,6 @@ class Sender:
                 whole = isinstance(source, Mapping)
                 for name, tensor in source.items() if isinstance(source, Mapping) else source:
                     writer.add(name, tensor, borrow=whole)
-        assert writer.report is not None
         return writer.report
 
     def close(self) -> None:

@@ -13,14 +13,14 @@ SNAPSHOT_MARKER = "dcr_snapshot.json"
 
 ATTEMPT_PATTERN = r"^[0-9]{6}-[0-9a-f]{12}-[0-9]{4}$"
 RECEIVER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-_FILE_PATTERN = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,254}$")
-_MANIFEST = re.compile(r"^manifests/(\d{12})\.json$")
+_FILE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+_MANIFEST = re.compile(r"manifests/([0-9]{12})\.json")
 
 
 def attempt_name(epoch: int, session: str, number: int) -> str:
     """One sender's one try at a version: ``session`` is 12 random hex digits, so that no two senders share a key."""
     name = f"{epoch:06d}-{session}-{number:04d}"
-    if not re.match(ATTEMPT_PATTERN, name):
+    if not re.fullmatch(ATTEMPT_PATTERN, name):
         raise ValueError(f"{name!r} is no attempt name")
     return name
 
@@ -32,7 +32,7 @@ def manifest_key(version: int) -> str:
 
 def manifest_version(key: str) -> int | None:
     """Version of a listed manifest key, None for any other key."""
-    match = _MANIFEST.match(key)
+    match = _MANIFEST.fullmatch(key)
     return int(match.group(1)) if match else None
 
 
@@ -43,7 +43,7 @@ def segment_key(version: int, attempt: str, owner: int, seq: int) -> str:
 
 def ack_key(receiver: str) -> str:
     """Key of what one receiver holds. Raises ValueError for a name that is not made of ``[A-Za-z0-9._-]``."""
-    if not re.match(RECEIVER_PATTERN, receiver):
+    if not re.fullmatch(RECEIVER_PATTERN, receiver):
         raise ValueError(
             f"receiver name {receiver!r}: use up to 128 letters, digits, '.', '_', '-', first one alphanumeric"
         )
@@ -64,4 +64,4 @@ def snapshot_key(version: int, file_name: str) -> str:
 
 def is_plain_file_name(name: str) -> bool:
     """True for names that stay inside the directory they are joined to."""
-    return bool(_FILE_PATTERN.match(name))
+    return bool(_FILE_PATTERN.fullmatch(name))

@@ -77,7 +77,7 @@ class VersionWriter:
         progress: Progress = no_progress,
     ) -> None:
         self.step = step
-        self.report: PublishReport | None = None
+        self._report: PublishReport | None = None
         self.timeline = timeline
         self._run = run
         self._numbers = {name: n for n, t in enumerate(run.tensors) for name in (t.name, *t.aliases)}
@@ -115,7 +115,7 @@ class VersionWriter:
             self._abort()
             raise
         try:
-            self.report = self._commit(self, draft)
+            self._report = self._commit(self, draft)
         except (CommitConflict, Fenced):
             self._abort()
             raise
@@ -123,6 +123,13 @@ class VersionWriter:
             # The manifest may exist: what it names must stay, and the redo file may be needed to recover.
             self._release()
             raise
+
+    @property
+    def report(self) -> PublishReport:
+        """What was published. Raises ``BadInput`` before the block has been left."""
+        if self._report is None:
+            raise BadInput("this version is not committed (yet); leave its block first")
+        return self._report
 
     def add(self, name: str, tensor: Any, *, borrow: bool = False) -> None:
         """Adds one tensor, on any device, with the dtype and shape that the run has for this name.

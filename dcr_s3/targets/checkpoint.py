@@ -137,11 +137,12 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
     try:
         header = json.loads(raw)
         entries = [
-            (str(n), e["dtype"], tuple(e["shape"]), *e["data_offsets"])
-            for n, e in header.items()
-            if n != "__metadata__"
+            (str(name), entry["dtype"], tuple(entry["shape"]), begin, end)
+            for name, entry in header.items()
+            if name != "__metadata__"
+            for begin, end in [entry["data_offsets"]]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"{file}: its safetensors header is malformed") from None
     places: dict[str, TensorPlace] = {}
     at = 0

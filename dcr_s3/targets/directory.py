@@ -22,6 +22,9 @@ from dcr_s3.targets.state import WORK_DIR, MirrorState, read_state, write_durabl
 from dcr_s3.workers import InlineExecutor
 from dcr_s3.world import world
 
+JOURNAL_BYTES = 1 << 30
+"""A longer journal is not kept for a better moment to make the cells durable."""
+
 
 class DirectoryMirror(Mirror):
     """Memory-mapped safetensors files that this process alone changes (a lock file sees to it)."""
@@ -88,6 +91,8 @@ class DirectoryMirror(Mirror):
         self.position, self.digests = target, list(digests)
         self._write("clean", journals=names)
         self._sweep()
+        if sum((self.directory / WORK_DIR / name).stat().st_size for name in names) > JOURNAL_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Writes the cells to disk, after which the journal is no longer needed."""

@@ -51,12 +51,12 @@ class RedoWriter:
         regions = pack_regions(record.regions)
         positions = np.ascontiguousarray(record.positions, "<u4").data.cast("B")
         values = np.ascontiguousarray(record.values).data.cast("B")
-        crc = zlib.crc32(values, zlib.crc32(positions, zlib.crc32(regions)))
-        size = len(regions) + len(positions) + len(values)
-        width = record.values.itemsize
-        head = _RECORD.pack(_MAGIC, len(record.regions), len(regions), record.positions.size, width, crc, size)
+        body = (regions, positions, values)
+        size = sum(len(part) for part in body)
+        fields = (len(record.regions), len(regions), record.positions.size, record.values.itemsize)
+        crc = _checksum(fields, size, *body)
         with self._lock, disk_errors(self.path):
-            for part in (head, regions, positions, values):
+            for part in (_RECORD.pack(_MAGIC, *fields, crc, size), *body):
                 self._file.write(part)
             self.size_bytes += _RECORD.size + size
 
@@ -77,6 +77,14 @@ class RedoWriter:
             world().unlink(self.path)
 
 
+def _checksum(fields: Sequence[int], size: int, *body: bytes | memoryview) -> int:
+    """CRC-32 of a record's fields, size and body."""
+    crc = zlib.crc32(struct.pack("<4IQ", *fields, size))
+    for part in body:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
 def read_redo(path: Path) -> Iterator[RedoRecord]:
     """The records of a file, mapped, not copied. Raises ``CorruptObject`` for a damaged one."""
     if path.stat().st_size == 0:
@@ -86,16 +94,12 @@ def read_redo(path: Path) -> Iterator[RedoRecord]:
     while at < raw.size:
         if at + _RECORD.size > raw.size:
             raise CorruptObject(f"{path}: truncated")
-        magic, count, region_bytes, changed, width, crc, size = _RECORD.unpack(raw[at : at + _RECORD.size].tobytes())
+        magic, *fields, crc, size = _RECORD.unpack(raw[at : at + _RECORD.size].tobytes())
+        count, region_bytes, changed, width = fields
         at += _RECORD.size
         body = raw[at : at + size]
         at += size
-        if (
-            magic != _MAGIC
-            or size != region_bytes + changed * (4 + width)
-            or body.size != size
-            or zlib.crc32(body.data) != crc
-        ):
+        if magic != _MAGIC or body.size != size or _checksum(fields, size, body.data) != crc:
             raise CorruptObject(f"{path}: damaged; delete the directory's .dcr folder and pull again from a base")
         regions, _ = unpack_regions(body[:region_bytes].tobytes(), 0, count)
         positions = body[region_bytes : region_bytes + 4 * changed].view("<u4")
