@@ -5,6 +5,8 @@
     |   +-- StoreUnavailable      the store did not answer, or answered that it is overloaded
     |   +-- UnknownOutcome        a write whose reply was lost and that could not be settled by reading back
     |   +-- Busy                  another process is working on the same directory
+    |   +-- OwnerFailed           another rank of the trainer failed, or did not answer, while publishing
+    |   +-- NotAcknowledged       a receiver has not proved the version (yet), or the version is not released (yet)
     +-- ResyncError           start from the newest verified state again
     |   +-- CommitConflict        another sender committed this version
     |   +-- Fenced                a newer sender has taken over the run
@@ -50,6 +52,14 @@ class UnknownOutcome(RetryError):
 
 
 class Busy(RetryError):
+    pass
+
+
+class NotAcknowledged(RetryError):
+    pass
+
+
+class OwnerFailed(RetryError):
     pass
 
 

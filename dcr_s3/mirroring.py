@@ -16,7 +16,8 @@ from dcr_s3.format.keys import SNAPSHOT_MARKER, snapshot_key
 from dcr_s3.format.run import Run
 from dcr_s3.format.snapshot import Snapshot, SnapshotFile
 from dcr_s3.protocol.position import Position
-from dcr_s3.replay import RANGE_BYTES, fetch_manifest
+from dcr_s3.reading import fetch_manifest
+from dcr_s3.replay import RANGE_BYTES
 from dcr_s3.store.base import Store
 from dcr_s3.targets.checkpoint import Checkpoint
 from dcr_s3.targets.copy import copy_checkpoint

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dcr_s3.errors import ChainBroken, Forbidden, NotFound, RetryError
+from dcr_s3.errors import BadInput, ChainBroken, Forbidden, NotAcknowledged, NotFound, RetryError
 from dcr_s3.format import limits
-from dcr_s3.format.ack import Ack
+from dcr_s3.format.ack import DEFAULT_LEASE_S, Ack
 from dcr_s3.format.digest import sha256_hex
-from dcr_s3.format.keys import ack_key, manifest_key
+from dcr_s3.format.keys import RELEASE_KEY, ack_key, manifest_key
+from dcr_s3.joint import parse_release, read_release
 from dcr_s3.mirroring import locate, measure_run, open_mirror
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.polling import Polling
@@ -41,8 +42,9 @@ class Receiver:
     """Follows one run into one checkpoint directory.
 
     ``target`` is made from ``base`` or the run's snapshot if it is empty, and adopted in place if it holds a checkpoint
-    of the run. ``name`` is what acknowledgements are filed under. ``workers``: decoding threads, one per core by
-    default, 0 for none.
+    of the run. ``name`` is what acknowledgements are filed under; each makes the receiver a member of the run for
+    ``lease_s`` seconds, so that what it needs to catch up is kept. With ``released_only`` it applies a version only
+    once the sender has released it. ``workers``: decoding threads, one per core by default, 0 for none.
     """
 
     def __init__(
@@ -53,15 +55,21 @@ class Receiver:
         base: Path | str | None = None,
         name: str | None = None,
         acknowledge: bool = True,
+        lease_s: int = DEFAULT_LEASE_S,
+        released_only: bool = False,
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        if not 1 <= lease_s <= limits.LEASE_S:
+            raise BadInput(f"a lease of {lease_s} s; use 1 to {limits.LEASE_S}")
         self.directory = Path(target)
         self.name = name or default_name(self.directory)
         ack_key(self.name)
         self._url = url
         self._base = Path(base) if base is not None else None
         self._acknowledge = acknowledge
+        self._lease_s = lease_s
+        self._released_only = released_only
         self._workers = workers
         self._progress = progress or no_progress
 
@@ -74,14 +82,36 @@ class Receiver:
         begun = world().monotonic()
         with self._open() as (store, replay):
             before = replay.mirror.position.version
-            applied = list(replay.catch_up(to_version=to_version))
+            limit = self._limit(store, replay.run.run_id, to_version)
+            applied = list(replay.catch_up(to_version=limit))
             newest = replay.mirror.position.version
             if to_version is not None and newest < to_version:
                 raise ChainBroken(f"{store.url}: version {to_version} is not committed; the newest is {newest}")
-            if applied or before == 0:
-                self._send_ack(store, replay)
+            self._send_ack(store, replay)
             replay.mirror.flush()
             return self._report(replay, before, applied, begun)
+
+    def leave(self) -> None:
+        """Gives up membership: nobody waits for this receiver any more, and what it lacks may be deleted.
+
+        The directory stays, and a later pull joins again.
+        """
+        store = self._url if isinstance(self._url, Store) else open_store(self._url)
+        try:
+            store.delete([ack_key(self.name)])
+        finally:
+            if isinstance(self._url, str):
+                store.close()
+
+    def _limit(self, store: Store, run_id: str, to_version: int | None) -> int | None:
+        """The newest version that may be applied, None for any."""
+        if not self._released_only:
+            return to_version
+        found = read_release(store, run_id)
+        released = found[0].version if found is not None else 0
+        if to_version is not None and to_version > released:
+            raise NotAcknowledged(f"{store.url}: version {to_version} is not released; {released} is")
+        return released if to_version is None else to_version
 
     def follow(
         self,
@@ -110,8 +140,9 @@ class Receiver:
         with ExitStack() as stack:
             store, replay = await asyncio.to_thread(stack.enter_context, self._open())
             poller = open_poller(store)
+            pulled = on_pull or (lambda report: None)
             try:
-                await self._loop(store, poller, replay, on_pull, halt, until_version, Polling(poll_interval_s))
+                await self._loop(store, poller, replay, pulled, halt, until_version, Polling(poll_interval_s))
             finally:
                 await poller.close()
                 await asyncio.to_thread(replay.drop_ahead)
@@ -122,27 +153,29 @@ class Receiver:
         store: Store,
         poller: Poller,
         replay: Replay,
-        on_pull: Callable[[PullReport], None] | None,
+        on_pull: Callable[[PullReport], None],
         halt: threading.Event,
         until_version: int | None,
         polling: Polling,
     ) -> None:
+        look = self._look_released if self._released_only else self._look
         failures = 0
-        acked = -1
+        caught_up = False
+        acked: tuple[int, float] | None = None
         while not halt.is_set() and (until_version is None or replay.mirror.position.version < until_version):
             try:
                 if polling.at_segment:
                     delay = polling.after_segment(found=await asyncio.to_thread(replay.stage_ahead, polling.seq))
                 else:
-                    report = await self._look(poller, replay)
-                    if report is not None and on_pull is not None:
-                        on_pull(report)
-                    if report is None and acked != replay.mirror.position.version:
+                    found = not caught_up and await self._catch_up(store, replay, on_pull, halt, until_version)
+                    caught_up = True
+                    found = found or await look(poller, store, replay, on_pull, halt)
+                    if not found and self._ack_is_due(replay, acked):
                         await asyncio.to_thread(self._send_ack, store, replay)
                         await asyncio.to_thread(replay.mirror.flush)
-                        acked = replay.mirror.position.version
-                    announced = replay.mirror.position.next_attempt is not None
-                    delay = polling.after_manifest(found=report is not None, announced=announced)
+                        acked = replay.mirror.position.version, world().monotonic()
+                    announced = replay.mirror.position.next_attempt is not None and not self._released_only
+                    delay = polling.after_manifest(found=found, announced=announced)
                 failures = 0
             except RetryError as error:
                 failures += 1
@@ -150,22 +183,79 @@ class Receiver:
                 log.warning("%s; trying again in about %.1f s", error, delay)
             if delay:
                 await asyncio.to_thread(world().wait, halt, delay * world().uniform(0.75, 1.25))
-        if acked != replay.mirror.position.version:
+        if self._ack_is_due(replay, acked):
             await asyncio.to_thread(self._send_ack, store, replay)
 
-    async def _look(self, poller: Poller, replay: Replay) -> PullReport | None:
+    def _ack_is_due(self, replay: Replay, acked: tuple[int, float] | None) -> bool:
+        """True for a version not acknowledged yet, and when a third of the lease has passed."""
+        if acked is None or acked[0] != replay.mirror.position.version:
+            return True
+        return world().monotonic() - acked[1] > self._lease_s / 3
+
+    async def _catch_up(
+        self,
+        store: Store,
+        replay: Replay,
+        on_pull: Callable[[PullReport], None],
+        halt: threading.Event,
+        to_version: int | None,
+    ) -> bool:
+        """Goes to the newest version by the cheapest way; True if there was anything to apply."""
+        steps = replay.catch_up(to_version=await asyncio.to_thread(self._limit, store, replay.run.run_id, to_version))
+        found = False
+        while not halt.is_set():
+            before, begun = replay.mirror.position.version, world().monotonic()
+            applied = await asyncio.to_thread(next, steps, None)
+            if applied is None:
+                break
+            found = True
+            on_pull(self._report(replay, before, [applied], begun))
+        return found
+
+    async def _look(
+        self,
+        poller: Poller,
+        store: Store,
+        replay: Replay,
+        on_pull: Callable[[PullReport], None],
+        halt: threading.Event,
+    ) -> bool:
         """One look at the next manifest; applies it if it is there."""
         position = replay.mirror.position
         begun = world().monotonic()
         try:
             found = await poller.get(manifest_key(position.version + 1), limit_bytes=limits.MANIFEST_BYTES)
         except NotFound:
-            return None
+            return False
         assert found is not None
         manifest, target = read_next(position, found.body)
         poll_s = world().monotonic() - begun
-        applied = await asyncio.to_thread(replay.apply, manifest, target, len(found.body), poll_s=poll_s)
-        return self._report(replay, position.version, [applied], begun)
+        try:
+            applied = await asyncio.to_thread(replay.apply, manifest, target, len(found.body), poll_s=poll_s)
+        except ChainBroken as error:
+            log.info("%s; looking for another way", error)
+            return await self._catch_up(store, replay, on_pull, halt, None)
+        on_pull(self._report(replay, position.version, [applied], begun))
+        return True
+
+    async def _look_released(
+        self,
+        poller: Poller,
+        store: Store,
+        replay: Replay,
+        on_pull: Callable[[PullReport], None],
+        halt: threading.Event,
+    ) -> bool:
+        """One look at the release; goes to it if it has moved."""
+        try:
+            found = await poller.get(RELEASE_KEY, limit_bytes=limits.RELEASE_BYTES)
+        except NotFound:
+            return False
+        assert found is not None
+        released = parse_release(store, replay.run.run_id, found.body).version
+        if released <= replay.mirror.position.version:
+            return False
+        return await self._catch_up(store, replay, on_pull, halt, released)
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Store, Replay]]:
@@ -195,6 +285,7 @@ class Receiver:
             version=position.version,
             state=position.state,
             proved_at=timestamp(),
+            lease_s=self._lease_s,
         )
         try:
             store.put(ack_key(self.name), bytearray(ack.to_bytes()))

@@ -14,15 +14,14 @@ from hashlib import sha256
 
 from dcr_s3.delta import decode_block
 from dcr_s3.delta.account import TensorChange, account, totals
-from dcr_s3.errors import ChainBroken, CorruptObject, NotFound, RunMissing, WrongBase
-from dcr_s3.format import limits
+from dcr_s3.errors import ChainBroken, CorruptObject, NotFound, WrongBase
 from dcr_s3.format.digest import StateDigest
-from dcr_s3.format.keys import RUN_KEY, manifest_key, segment_key
+from dcr_s3.format.keys import manifest_key, segment_key
 from dcr_s3.format.manifest import Manifest, SegmentEntry
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import BlockEntry, Segment, parse_segment
-from dcr_s3.protocol.chain import read_next
-from dcr_s3.protocol.position import Position, origin
+from dcr_s3.protocol.position import Position
+from dcr_s3.reading import fetch_manifest
 from dcr_s3.store.base import Store
 from dcr_s3.targets.mirror import Mirror, describe, total
 from dcr_s3.targets.redo import RedoRecord, RedoWriter
@@ -34,30 +33,6 @@ log = logging.getLogger(__name__)
 RANGE_BYTES = 8 << 20
 FETCH_AHEAD = 4
 AHEAD_SEGMENT_BYTES = 64 << 20
-
-
-def load_run(store: Store) -> tuple[Run, Position]:
-    """The run at a store's address and its version 0. Raises ``RunMissing``."""
-    try:
-        found = store.get(RUN_KEY, limit_bytes=limits.RUN_BYTES)
-    except NotFound:
-        raise RunMissing(
-            f"{store.url}: no run here (no {RUN_KEY}); check the address, or create it with `dcr-s3 init`"
-        ) from None
-    assert found is not None
-    run = Run.from_bytes(found.body, where=f"{store.url}/{RUN_KEY}")
-    return run, origin(run, found.body)
-
-
-def fetch_manifest(store: Store, position: Position) -> tuple[Manifest, Position, int] | None:
-    """The manifest after ``position``, where it leads, and its size; None if that version is not committed yet."""
-    try:
-        found = store.get(manifest_key(position.version + 1), limit_bytes=limits.MANIFEST_BYTES)
-    except NotFound:
-        return None
-    assert found is not None
-    manifest, target = read_next(position, found.body)
-    return manifest, target, len(found.body)
 
 
 @dataclass

@@ -9,14 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from dcr_s3 import joint
 from dcr_s3.errors import BadInput, CommitConflict, DcrError, RunMissing
 from dcr_s3.format.keys import attempt_name
 from dcr_s3.format.manifest import Manifest, Parent, Statistics
+from dcr_s3.format.release import Release
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import SegmentHeader
 from dcr_s3.protocol.chain import read_next
+from dcr_s3.protocol.membership import Required
 from dcr_s3.protocol.position import Position
-from dcr_s3.reading import load_run
+from dcr_s3.reading import load_run, read_position
 from dcr_s3.replay import Replay
 from dcr_s3.reports import PublishReport
 from dcr_s3.sending.baseline import open_baseline
@@ -80,6 +83,7 @@ class Sender:
         self,
         store: MeteredStore,
         run: Run,
+        start: Position,
         baseline: Mirror,
         *,
         workers: int | None,
@@ -88,6 +92,7 @@ class Sender:
     ) -> None:
         self.run = run
         self._store = store
+        self._start = start
         self._baseline = baseline
         self._progress = progress
         self._resources = resources
@@ -140,7 +145,7 @@ class Sender:
                 run, start = create_run(store, tensors, context=context, executor=executor, progress=report)
             baseline = open_baseline(store, run, start, base, tensors, state_dir, executor=executor, progress=report)
             stack.callback(baseline.close)
-            sender = cls(store, run, baseline, workers=workers, progress=report, resources=stack.pop_all())
+            sender = cls(store, run, start, baseline, workers=workers, progress=report, resources=stack.pop_all())
         try:
             sender._catch_up()
             if fence:
@@ -203,6 +208,34 @@ class Sender:
                 for name, tensor in source.items() if isinstance(source, Mapping) else source:
                     writer.add(name, tensor, borrow=whole)
         return writer.report
+
+    def wait_for(
+        self,
+        version: int,
+        receivers: Required = None,
+        *,
+        timeout_s: float,
+        poll_interval_s: float = 0.5,
+    ) -> list[str]:
+        """Waits until receivers have proved a version: those named, or so many, or all living members by default.
+
+        Returns the names of all that have proved it. Raises ``NotAcknowledged`` naming whoever has not after
+        ``timeout_s``, ``BadInput`` if the version is not committed.
+        """
+        return joint.wait_for(
+            self._store, self._position_of(version), receivers, timeout_s=timeout_s, poll_interval_s=poll_interval_s
+        )
+
+    def release(self, version: int, required: Required = None) -> Release:
+        """Releases a version, to those that apply only released ones, if all ``required`` receivers have proved it.
+
+        Never goes backwards: returns the newer release if there is one. Raises ``NotAcknowledged`` naming whoever has
+        not proved it, ``BadInput``.
+        """
+        return joint.release(self._store, self._position_of(version), required)
+
+    def _position_of(self, version: int) -> Position:
+        return self.position if version == self.position.version else read_position(self._store, self._start, version)
 
     def close(self) -> None:
         """Makes the baseline durable and lets go of it, of threads and connections."""

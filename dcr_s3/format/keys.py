@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 RUN_KEY = "run.json"
+RELEASE_KEY = "release.json"
 MANIFEST_PREFIX = "manifests/"
 ACK_PREFIX = "acks/"
 SEGMENT_PREFIX = "segments/"
@@ -48,6 +49,13 @@ def ack_key(receiver: str) -> str:
             f"receiver name {receiver!r}: use up to 128 letters, digits, '.', '_', '-', first one alphanumeric"
         )
     return f"{ACK_PREFIX}{receiver}.json"
+
+
+def ack_receiver(key: str) -> str | None:
+    """Receiver of a listed acknowledgement key, None for any other key."""
+    name = key.removeprefix(ACK_PREFIX).removesuffix(".json")
+    named = key == f"{ACK_PREFIX}{name}.json" and re.fullmatch(RECEIVER_PATTERN, name)
+    return name if named else None
 
 
 def snapshot_prefix(version: int) -> str:

@@ -31,12 +31,17 @@ def read_next(position: Position, body: bytes) -> tuple[Manifest, Position]:
         )
     if manifest.epoch < position.epoch or (manifest.kind == "fence" and manifest.epoch == position.epoch):
         raise ChainBroken(f"{where}: epoch {manifest.epoch} after epoch {position.epoch}")
-    return manifest, Position(
+    return manifest, position_after(manifest, body, earlier_step=position.step)
+
+
+def position_after(manifest: Manifest, body: bytes, *, earlier_step: int | None = None) -> Position:
+    """The position a manifest leads to. A fence keeps the step before it, ``earlier_step``."""
+    return Position(
         run_id=manifest.run_id,
         version=manifest.version,
         sha256=sha256_hex(body),
         epoch=manifest.epoch,
         state=manifest.state_after,
-        step=manifest.step if manifest.kind == "delta" else position.step,
+        step=manifest.step if manifest.kind == "delta" else earlier_step,
         next_attempt=manifest.next_attempt,
     )

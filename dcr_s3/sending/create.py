@@ -18,7 +18,7 @@ from dcr_s3.format.run import Run, TensorSpec
 from dcr_s3.format.snapshot import Snapshot, SnapshotFile
 from dcr_s3.mapping.cells import describe_tensor, host_cells, same_storage
 from dcr_s3.protocol.position import Position
-from dcr_s3.replay import load_run
+from dcr_s3.reading import load_run
 from dcr_s3.store.base import Store
 from dcr_s3.targets.checkpoint import Checkpoint
 from dcr_s3.targets.copy import companion_files
