@@ -10,11 +10,12 @@ from pathlib import Path
 from dcr_s3.format.ack import Ack
 from dcr_s3.format.document import Document
 from dcr_s3.format.manifest import Manifest
+from dcr_s3.format.release import Release
 from dcr_s3.format.run import Run
 from dcr_s3.format.snapshot import Snapshot
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
-DOCUMENTS: tuple[type[Document], ...] = (Run, Manifest, Ack, Snapshot)
+DOCUMENTS: tuple[type[Document], ...] = (Run, Manifest, Ack, Release, Snapshot)
 
 
 def render(document: type[Document]) -> str:
