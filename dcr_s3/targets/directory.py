@@ -121,6 +121,8 @@ class DirectoryMirror(Mirror):
     def _recover(self) -> None:
         """Repeats the journal if a change was cut short, or if cells may have been lost with the machine."""
         state = self._state
+        # A state file that a power loss may still take back must not decide what is deleted.
+        world().sync_directory(self.directory)
         if state.journals and (state.status == "applying" or state.boot_id != world().boot_id()):
             self.apply_files([self.directory / WORK_DIR / name for name in state.journals], InlineExecutor())
             self.position = state.target or state.position
@@ -134,7 +136,7 @@ class DirectoryMirror(Mirror):
         """Deletes redo files and digests that the state does not name."""
         keep = {*self._state.journals, _digests_name(self.position.version)}
         for pattern in ("*.redo", "digests-*"):
-            for path in (self.directory / WORK_DIR).glob(pattern):
+            for path in sorted((self.directory / WORK_DIR).glob(pattern)):
                 if path.name not in keep:
                     world().unlink(path)
 
