@@ -36,7 +36,7 @@ class FaultyStore(WrappedStore):
         self._sleep = sleep
 
     def around(self, request: Request, send: Callable[[Request], R]) -> R:
-        kind = self.plan.strike(request.kind, request.key, str(request.number), _possible(request))
+        kind = self.plan.strike(request.kind, request.key, str(request.number), possible_faults(request))
         if kind is None:
             return send(request)
         what = f"{request.kind} {self.url}/{request.key}"
@@ -51,7 +51,8 @@ class FaultyStore(WrappedStore):
         return _disturbed(kind, request, send(request), what)
 
 
-def _possible(request: Request) -> set[FaultKind]:
+def possible_faults(request: Request) -> set[FaultKind]:
+    """What may go wrong with a request."""
     kinds = {FaultKind.UNAVAILABLE, FaultKind.LOST_REPLY, FaultKind.DELAY}
     if request.conditional:
         kinds |= {FaultKind.CONFLICT, FaultKind.LATE_CONFLICT}
