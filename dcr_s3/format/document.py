@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dcr_s3.errors import CorruptObject, UnsupportedFormat
+from dcr_s3.format.digest import sha256_hex
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
@@ -38,8 +39,9 @@ class Document(Part):
     MAGIC: ClassVar[str]
 
     def to_bytes(self) -> bytes:
-        """Compact UTF-8 JSON with sorted keys: the same document always gives the same bytes."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        """Compact UTF-8 JSON with sorted keys, then the seal: the same document always gives the same bytes."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()[:-1]
+        return content + _seal(content)
 
     @classmethod
     def from_bytes(cls, body: bytes, *, where: str) -> Self:
@@ -54,10 +56,21 @@ class Document(Part):
                 f"{where}: not valid JSON ({error}); the object is damaged or is no dcr_s3 object"
             ) from None
         check_header(raw, cls.MAGIC, where)
+        content = body[:-SEAL_BYTES]
+        if body[-SEAL_BYTES:] != _seal(content):
+            raise CorruptObject(f"{where}: its bytes do not have the digest it ends with; the object is damaged")
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
             raise CorruptObject(f"{where}: {_first_problem(error)}") from None
+
+
+def _seal(content: bytes) -> bytes:
+    """The end of every document: its last member, the SHA-256 of all bytes before it."""
+    return b',"~sha256":"' + sha256_hex(content).encode() + b'"}\n'
+
+
+SEAL_BYTES = len(_seal(b""))
 
 
 def check_header(raw: Any, magic: str, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from documents import RUN_ID, make_manifest, make_run
 
 
+def sealed(fields: dict[str, Any]) -> bytes:
+    fields.pop("~sha256", None)
+    content = json.dumps(fields).encode()[:-1]
+    return content + b',"~sha256":"' + sha256(content).hexdigest().encode() + b'"}\n'
+
+
 def spoiled(document: Run | Manifest, **changes: Any) -> bytes:
-    return json.dumps({**json.loads(document.to_bytes()), **changes}).encode()
+    return sealed({**json.loads(document.to_bytes()), **changes})
 
 
 def test_documents_survive_the_bucket() -> None:
@@ -73,7 +80,7 @@ def test_a_tensor_name_that_stands_twice_is_refused() -> None:
     run = json.loads(make_run().to_bytes())
     run["tensors"][0]["aliases"] = ["c"]
     with pytest.raises(CorruptObject, match="'c' stands twice"):
-        Run.from_bytes(json.dumps(run).encode(), where="run.json")
+        Run.from_bytes(sealed(run), where="run.json")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,7 @@ def test_a_bad_tensor_is_refused(change: dict[str, Any]) -> None:
     run = json.loads(make_run().to_bytes())
     run["tensors"][0].update(change)
     with pytest.raises(CorruptObject):
-        Run.from_bytes(json.dumps(run).encode(), where="run.json")
+        Run.from_bytes(sealed(run), where="run.json")
 
 
 @pytest.mark.parametrize(
@@ -120,3 +127,11 @@ def test_segments_must_be_in_order_and_once() -> None:
 def test_snapshot_files_stay_in_their_directory(name: str) -> None:
     with pytest.raises(ValidationError):
         SnapshotFile(name=name, size_bytes=1, sha256="0" * 64)
+
+
+def test_any_flipped_bit_and_any_truncation_is_noticed() -> None:
+    body = make_manifest().to_bytes()
+    for at in range(len(body)):
+        for bad in (body[:at], body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :], body[:at] + b" " + body[at:]):
+            with pytest.raises((CorruptObject, UnsupportedFormat)):
+                Manifest.from_bytes(bad, where="x")
