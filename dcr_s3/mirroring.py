@@ -53,6 +53,9 @@ def open_mirror(
         filling = directory / WORK_DIR / _FILLING
         if filling.exists() or not any(directory.glob("*.safetensors")):
             filling.touch()
+            # A power loss must not forget that the copy is unfinished, nor keep a name without its bytes.
+            world().sync_directory(filling.parent)
+            world().sync_directory(directory)
             if base is not None:
                 copy_checkpoint(Checkpoint.open(base), directory, progress)
             else:
@@ -120,6 +123,7 @@ def download_snapshot(store: Store, run: Run, directory: Path, progress: Progres
     for file in snapshot.files:
         _download(store, file, directory, done, size, progress)
         done += file.size_bytes
+    world().sync_directory(directory)
 
 
 def _download(store: Store, file: SnapshotFile, directory: Path, done: int, size: int, progress: Progress) -> None:
@@ -133,5 +137,6 @@ def _download(store: Store, file: SnapshotFile, directory: Path, done: int, size
             digest.update(part)
             handle.write(part)
             progress("download", done + start + len(part), size)
+        world().sync(handle)
     if digest.hexdigest() != file.sha256:
         raise CorruptObject(f"{key}: its bytes do not have the digest that {snapshot_key(0, SNAPSHOT_MARKER)} names")
