@@ -118,8 +118,8 @@ def main() -> None:
         report = result["report"]
         density = report["changed_elements"] / report["total_elements"]
         print(
-            f"{result['job']:8} {report['dense_bytes'] / 1e9:.2f} GB, {density:.2%} changed: peak {result['peak_mib']:.0f} "
-            f"MiB beyond imports and mapped files, {result['seconds']:.1f} s"
+            f"{result['job']:8} {report['dense_bytes'] / 1e9:.2f} GB, {density:.2%} changed: "
+            f"peak {result['peak_mib']:.0f} MiB beyond imports and mapped files, {result['seconds']:.1f} s"
         )
 
 
