@@ -1,0 +1,92 @@
+/* Counting, gathering and scattering cells. */
+#include "cursor.h"
+
+enum { PREFETCH = 24 }; /* changes ahead: far enough for memory to answer */
+
+INLINE void count_run(const uint8_t *cells, size_t count, const scheme *type, uint64_t *counts, uint32_t cell_bytes)
+{
+    for (size_t n = 0; n < count; n++)
+        counts[exponent_of(load_cell(cells + n * cell_bytes, cell_bytes), type)]++;
+}
+
+void count_exponents(const uint8_t *cells, size_t count, const scheme *type, uint64_t *counts)
+{
+    FOR_CELL_BYTES(type->cell_bytes, count_run, cells, count, type, counts)
+}
+
+/* Counts a run of cells, and those of them that changed. */
+INLINE void tally_run(const uint8_t *old_cells, const uint8_t *new_cells, size_t count, const scheme *type,
+                      uint64_t *cells, uint64_t *changed, uint32_t cell_bytes)
+{
+    for (size_t n = 0; n < count; n++) {
+        uint64_t old = load_cell(old_cells + n * cell_bytes, cell_bytes);
+        uint32_t exponent = exponent_of(old, type);
+        cells[exponent]++;
+        changed[exponent] += old != load_cell(new_cells + n * cell_bytes, cell_bytes);
+    }
+}
+
+/* Counts sampled runs; the blocks' pieces may be cut anywhere. */
+void tally(const block *old_cells, const block *new_cells, const scheme *type, unsigned stride_log2, uint64_t *cells,
+           uint64_t *changed)
+{
+    cursor old = open_cursor(old_cells, type->cell_bytes), new = open_cursor(new_cells, type->cell_bytes);
+    size_t position = 0;
+    for (uint64_t group = 0; position < old_cells->cells; group++) {
+        uint64_t taken = (uint32_t)(group * SAMPLE_SCATTER) >> 16 >> (16 - stride_log2);
+        size_t from = smaller((size_t)(((group << stride_log2) + taken) * SAMPLE_CELLS), old_cells->cells);
+        size_t to = smaller(from + SAMPLE_CELLS, old_cells->cells);
+        size_t next = smaller((size_t)(((group + 1) << stride_log2) * SAMPLE_CELLS), old_cells->cells);
+        while (position < next) {
+            size_t stop = position < from ? from : position < to ? to : next;
+            size_t count = smaller(smaller(cursor_run(&old), cursor_run(&new)), stop - position);
+            if (position >= from && position < to) {
+                FOR_CELL_BYTES(type->cell_bytes, tally_run, old.at, new.at, count, type, cells, changed)
+            }
+            cursor_skip(&old, count);
+            cursor_skip(&new, count);
+            position += count;
+        }
+    }
+}
+
+/* Copies cells between their places in a block and an array, one entry per position. */
+INLINE void move_cells(const block *cells, const uint32_t *positions, uint8_t *values, size_t count, bool to_block,
+                       uint32_t cell_bytes)
+{
+    size_t first = 0, done = 0;
+    for (size_t number = 0; number < cells->count && done < count; number++) {
+        piece run = cells->pieces[number];
+        size_t end = first + run.cells;
+        for (; done < count && positions[done] < end; done++) {
+            size_t ahead = done + PREFETCH;
+            if (ahead < count && positions[ahead] < end)
+                __builtin_prefetch(run.data + (positions[ahead] - first) * cell_bytes, to_block);
+            uint8_t *place = run.data + (positions[done] - first) * cell_bytes, *value = values + done * cell_bytes;
+            memcpy(to_block ? place : value, to_block ? value : place, cell_bytes);
+        }
+        first = end;
+    }
+}
+
+void gather(const block *cells, uint32_t cell_bytes, const uint32_t *positions, size_t count, uint8_t *values)
+{
+    FOR_CELL_BYTES(cell_bytes, move_cells, cells, positions, values, count, false)
+}
+
+outcome apply_changes(const block *dest, uint32_t cell_bytes, const uint32_t *positions, const uint8_t *values,
+                      size_t count)
+{
+    if (!are_ascending(positions, count, dest->cells))
+        return BAD_POSITIONS;
+    FOR_CELL_BYTES(cell_bytes, move_cells, dest, positions, (uint8_t *)values, count, true)
+    return DONE;
+}
+
+bool are_ascending(const uint32_t *positions, size_t count, size_t cells)
+{
+    bool ascending = true;
+    for (size_t n = 1; n < count; n++)
+        ascending &= positions[n - 1] < positions[n];
+    return ascending && (!count || positions[count - 1] < cells);
+}

@@ -1,0 +1,68 @@
+/* The state digest: per 32-bit word, a keyed Feistel network over (index, word) and two products of its halves. */
+#include "cells.h"
+
+#define MIX_INDEX 0x9E3779B1u
+#define MIX_HIGH 0xC2B2AE3Du
+#define MIX_VALUE 0x85EBCA77u
+#define MIX_SECOND 0x27D4EB2Fu
+#define MIX_THIRD 0x165667B1u
+
+enum { BATCH = 1024 };
+
+#if defined(__x86_64__)
+#define LEVELS 3
+#else
+#define LEVELS 1
+#endif
+
+#define LEVEL(name) name##_plain
+#include "digest_level.h"
+#undef LEVEL
+
+#if LEVELS > 1
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#define LEVEL(name) name##_avx2
+#include "digest_level.h"
+#undef LEVEL
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#define LEVEL(name) name##_avx512
+#include "digest_level.h"
+#undef LEVEL
+#pragma GCC pop_options
+#endif
+
+typedef void range_kernel(const uint32_t *, uint64_t, const uint8_t *, size_t, uint32_t, uint64_t *);
+typedef void at_kernel(const uint32_t *, const uint64_t *, const uint8_t *, size_t, uint32_t, uint64_t *);
+
+static range_kernel *const range_kernels[LEVELS] = {
+    range_plain,
+#if LEVELS > 1
+    range_avx2,
+    range_avx512,
+#endif
+};
+
+static at_kernel *const at_kernels[LEVELS] = {
+    at_plain,
+#if LEVELS > 1
+    at_avx2,
+    at_avx512,
+#endif
+};
+
+void digest_range(const uint32_t key[4], uint64_t start, const uint8_t *cells, size_t count, uint32_t cell_bytes,
+                  uint64_t sums[2])
+{
+    sums[0] = sums[1] = 0;
+    range_kernels[simd_level()](key, start, cells, count, cell_bytes, sums);
+}
+
+void digest_at(const uint32_t key[4], const uint64_t *indices, const uint8_t *cells, size_t count,
+               uint32_t cell_bytes, uint64_t sums[2])
+{
+    sums[0] = sums[1] = 0;
+    at_kernels[simd_level()](key, indices, cells, count, cell_bytes, sums);
+}

@@ -1,0 +1,222 @@
+/* Comparing blocks and coding the positions of changes. Included once per instruction set. */
+
+/* Where 64 bytes of cells differ: one bit per cell, which LEVEL(lane) turns into the cell's number. */
+#if SIMD_LEVEL == 2
+INLINE uint64_t LEVEL(differences)(const uint8_t *old_cells, const uint8_t *new_cells, uint32_t cell_bytes)
+{
+    __m512i old = _mm512_loadu_si512(old_cells), new = _mm512_loadu_si512(new_cells);
+    switch (cell_bytes) {
+    case 1:
+        return _mm512_cmpneq_epi8_mask(old, new);
+    case 2:
+        return _mm512_cmpneq_epi16_mask(old, new);
+    case 4:
+        return _mm512_cmpneq_epi32_mask(old, new);
+    default:
+        return _mm512_cmpneq_epi64_mask(old, new);
+    }
+}
+
+INLINE size_t LEVEL(lane)(uint64_t differences, uint32_t cell_bytes)
+{
+    (void)cell_bytes;
+    return (size_t)__builtin_ctzll(differences);
+}
+#elif SIMD_LEVEL == 1
+INLINE uint32_t LEVEL(equal_half)(const uint8_t *old_cells, const uint8_t *new_cells, uint32_t cell_bytes)
+{
+    __m256i old = _mm256_loadu_si256((const __m256i *)old_cells);
+    __m256i new = _mm256_loadu_si256((const __m256i *)new_cells);
+    switch (cell_bytes) {
+    case 1:
+        return (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(old, new));
+    case 2:
+        return (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi16(old, new));
+    case 4:
+        return (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi32(old, new));
+    default:
+        return (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi64(old, new));
+    }
+}
+
+INLINE uint64_t LEVEL(differences)(const uint8_t *old_cells, const uint8_t *new_cells, uint32_t cell_bytes)
+{
+    uint64_t equal = LEVEL(equal_half)(old_cells, new_cells, cell_bytes) |
+                     (uint64_t)LEVEL(equal_half)(old_cells + 32, new_cells + 32, cell_bytes) << 32;
+    return ~equal & UINT64_MAX / ((UINT64_C(1) << cell_bytes) - 1);
+}
+
+INLINE size_t LEVEL(lane)(uint64_t differences, uint32_t cell_bytes)
+{
+    return (size_t)__builtin_ctzll(differences) / cell_bytes;
+}
+#else
+INLINE uint64_t LEVEL(differences)(const uint8_t *old_cells, const uint8_t *new_cells, uint32_t cell_bytes)
+{
+    uint64_t differing = 0, lanes = 0;
+    for (size_t at = 0; at < 64; at += 8)
+        differing |= load_cell(old_cells + at, 8) ^ load_cell(new_cells + at, 8);
+    if (!differing)
+        return 0;
+    for (size_t n = 0; n < 64 / cell_bytes; n++)
+        lanes |= (uint64_t)(load_cell(old_cells + n * cell_bytes, cell_bytes) !=
+                            load_cell(new_cells + n * cell_bytes, cell_bytes))
+                 << n;
+    return lanes;
+}
+
+INLINE size_t LEVEL(lane)(uint64_t differences, uint32_t cell_bytes)
+{
+    (void)cell_bytes;
+    return (size_t)__builtin_ctzll(differences);
+}
+#endif
+
+/* Appends the changes among `count` cells, the first of which is cell number `first`. There is room for all. */
+INLINE void LEVEL(scan_chunk)(const uint8_t *old_cells, const uint8_t *new_cells, size_t count, size_t first,
+                              change_list *changes, uint32_t cell_bytes)
+{
+    size_t bytes = count * cell_bytes, at = 0, found = changes->count;
+    while (bytes - at >= 64) {
+        size_t left = (bytes - at) / 64, lines = left < 64 ? left : 64;
+        uint64_t differing[64], hits = 0;
+        for (size_t line = 0; line < lines; line++) {
+            differing[line] = LEVEL(differences)(old_cells + at + 64 * line, new_cells + at + 64 * line, cell_bytes);
+            hits |= (uint64_t)(differing[line] != 0) << line;
+        }
+        while (hits) {
+            size_t line = (size_t)__builtin_ctzll(hits);
+            uint64_t lanes = differing[line];
+            hits &= hits - 1;
+            do {
+                size_t cell = (at + 64 * line) / cell_bytes + LEVEL(lane)(lanes, cell_bytes);
+                append_change(changes, found++, old_cells, new_cells, cell, first, cell_bytes);
+                lanes &= lanes - 1;
+            } while (lanes);
+        }
+        at += 64 * lines;
+    }
+    for (size_t cell = at / cell_bytes; cell < count; cell++)
+        if (load_cell(old_cells + cell * cell_bytes, cell_bytes) != load_cell(new_cells + cell * cell_bytes, cell_bytes))
+            append_change(changes, found++, old_cells, new_cells, cell, first, cell_bytes);
+    changes->count = found;
+}
+
+/* Codes the changes at `positions`, all of them among `count` cells, the first of which is cell number `first`.
+ * `clock` is the sum of hazards before that cell and is moved behind the last. */
+INLINE outcome LEVEL(encode_chunk)(const LEVEL(lookup) *table, const scheme *type, const uint8_t *cells, size_t count,
+                                size_t first, const uint32_t *positions, size_t changed, uint64_t *clock,
+                                clock_state *state, range_encoder *coder, uint32_t cell_bytes)
+{
+    uint64_t clocks[CHUNK_GROUPS + 1];
+    LEVEL(group_clocks)(table, type, cells, count, *clock, clocks, cell_bytes);
+    *clock = clocks[(count + GROUP_CELLS - 1) / GROUP_CELLS];
+    for (size_t n = 0; n < changed; n++) {
+        size_t cell = positions[n] - first, group = cell / GROUP_CELLS;
+        const uint8_t *at = cells + group * GROUP_CELLS * cell_bytes;
+        uint64_t start = clocks[group] + LEVEL(sum_group)(table, type, at, cell % GROUP_CELLS,
+                                                          count - group * GROUP_CELLS, cell_bytes);
+        uint64_t hazard = type->hazards[class_of(load_cell(cells + cell * cell_bytes, cell_bytes), type)];
+        outcome result = encode_change(coder, state, start, hazard);
+        if (result != DONE)
+            return result;
+    }
+    return DONE;
+}
+
+INLINE outcome LEVEL(encode_even)(const scheme *type, const uint32_t *positions, size_t changed, clock_state *state,
+                               range_encoder *coder)
+{
+    outcome result = DONE;
+    for (size_t n = 0; n < changed && result == DONE; n++)
+        result = encode_change(coder, state, (uint64_t)positions[n] * type->hazards[0], type->hazards[0]);
+    return result;
+}
+
+/* One pass over both blocks; with a `coder`, codes the positions as long as `changes` has room for them. */
+INLINE outcome LEVEL(scan_cells)(const block *old_cells, const block *new_cells, const scheme *type,
+                              change_list *changes, range_encoder *coder, uint32_t cell_bytes)
+{
+    LEVEL(lookup) table = LEVEL(open_lookup)(type);
+    clock_state state = open_clock(type);
+    uint64_t clock = 0;
+    cursor old = open_cursor(old_cells, cell_bytes), new = open_cursor(new_cells, cell_bytes);
+    for (size_t first = 0; first < old_cells->cells;) {
+        size_t count = smaller(smaller(cursor_run(&old), cursor_run(&new)), CHUNK_CELLS);
+        size_t before = changes->count;
+        if (changes->capacity >= before + count) {
+            LEVEL(scan_chunk)(old.at, new.at, count, first, changes, cell_bytes);
+            const uint32_t *positions = changes->positions + before;
+            size_t found = changes->count - before;
+            outcome result = DONE;
+            if (coder && type->classes == 1)
+                result = LEVEL(encode_even)(type, positions, found, &state, coder);
+            else if (coder)
+                result = LEVEL(encode_chunk)(&table, type, old.at, count, first, positions, found, &clock, &state,
+                                             coder, cell_bytes);
+            if (result != DONE)
+                return result;
+        } else {
+            changes->capacity = 0;
+            changes->count += count_differences(old.at, new.at, count, cell_bytes);
+        }
+        cursor_skip(&old, count);
+        cursor_skip(&new, count);
+        first += count;
+    }
+    return DONE;
+}
+
+INLINE outcome LEVEL(encode_cells)(const block *cells, const scheme *type, const uint32_t *positions, size_t changed,
+                                range_encoder *coder, uint32_t cell_bytes)
+{
+    clock_state state = open_clock(type);
+    if (type->classes == 1)
+        return LEVEL(encode_even)(type, positions, changed, &state, coder);
+    LEVEL(lookup) table = LEVEL(open_lookup)(type);
+    cursor at = open_cursor(cells, cell_bytes);
+    uint64_t clock = 0;
+    for (size_t first = 0, done = 0; done < changed;) {
+        size_t count = smaller(cursor_run(&at), CHUNK_CELLS), found = 0;
+        while (done + found < changed && positions[done + found] < first + count)
+            found++;
+        outcome result = LEVEL(encode_chunk)(&table, type, at.at, count, first, positions + done, found, &clock, &state,
+                                             coder, cell_bytes);
+        if (result != DONE)
+            return result;
+        cursor_skip(&at, count);
+        first += count;
+        done += found;
+    }
+    return DONE;
+}
+
+static outcome LEVEL(scan)(const block *old_cells, const block *new_cells, const scheme *type, change_list *changes,
+                        range_encoder *coder)
+{
+    switch (type->cell_bytes) {
+    case 1:
+        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 1);
+    case 2:
+        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 2);
+    case 4:
+        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 4);
+    default:
+        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 8);
+    }
+}
+
+static outcome LEVEL(encode)(const block *cells, const scheme *type, const uint32_t *positions, size_t changed,
+                          range_encoder *coder)
+{
+    switch (type->cell_bytes) {
+    case 1:
+        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 1);
+    case 2:
+        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 2);
+    case 4:
+        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 4);
+    default:
+        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 8);
+    }
+}
