@@ -118,7 +118,7 @@ class LocalServer(ABC):
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             config=Config(
-                s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=10
+                s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=30
             ),
         )
 

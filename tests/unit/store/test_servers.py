@@ -19,7 +19,9 @@ def test_embedded_server_in_a_process_of_its_own() -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
+        assert process.stderr is not None
         endpoint_url = process.stdout.readline().strip()
+        assert endpoint_url, process.stderr.read()
         server = EmbeddedS3(int(endpoint_url.rpartition(":")[2]))
         store = S3Store(server.address("mine"))
         store.put("k", b"x")
