@@ -32,6 +32,7 @@ _NAMES: dict[torch.dtype, str] = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e8m0fnu: "F8_E8M0",
 }
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -59,7 +60,7 @@ def tensor_source(name: str, tensor: object) -> Source:
     assert isinstance(tensor, torch.Tensor)
     plain = tensor.detach().resolve_conj().resolve_neg()
     return Source(
-        dtype, shape, lambda max_bytes: _pieces(plain, max_bytes), lambda: _host(plain.contiguous().reshape(-1))
+        dtype, shape, lambda max_bytes: _pieces(plain, max_bytes), lambda: flat_cells(plain.contiguous().reshape(-1))
     )
 
 
@@ -90,7 +91,7 @@ def _pieces(tensor: torch.Tensor, max_bytes: int) -> Iterator[tuple[int, Cells]]
     if tensor.is_contiguous() or tensor.dim() < 2 or tensor.numel() * width <= max_bytes:
         flat = tensor.contiguous().reshape(-1)
         for start in range(0, flat.numel(), max_bytes // width):
-            yield start, _host(flat[start : start + max_bytes // width])
+            yield start, flat_cells(flat[start : start + max_bytes // width])
     else:
         yield from _rows(tensor, max_bytes)
 
@@ -104,7 +105,22 @@ def _rows(tensor: torch.Tensor, max_bytes: int) -> Iterator[tuple[int, Cells]]:
             yield first * row_cells + start, cells
 
 
-def _host(flat: torch.Tensor) -> Cells:
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's dtype of safetensors' name. Raises ``BadInput`` for a type that torch does not have."""
+    if name not in _DTYPES:
+        raise BadInput(f"torch has no dtype for {name}")
+    return _DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """safetensors' name of torch's dtype. Raises ``BadInput`` for one that no checkpoint can hold."""
+    if dtype not in _NAMES:
+        raise BadInput(f"dtype {dtype} has no place in a safetensors checkpoint")
+    return _NAMES[dtype]
+
+
+def flat_cells(flat: torch.Tensor) -> Cells:
+    """A flat contiguous tensor as cells in host memory; a CPU tensor's memory is shared."""
     width = flat.element_size()
     array: np.ndarray[Any, Any] = flat.view(_VIEW[width]).cpu().numpy()
     return array.view(f"<u{width}")
