@@ -159,7 +159,7 @@ def _try_rights(store: Store) -> list[Check]:
         ("may read", "blocks", "neither sender nor receiver can work", lambda: store.head("rights/object")),
         ("may upload in parts", "blocks", "a sender cannot work", upload),
         ("may list uploads", "limits", "the janitor needs it", lambda: list(store.list_uploads(""))),
-        ("may delete", "limits", "the janitor needs it, and doctor to clean up", lambda: store.delete(["rights/object"])),
+        ("may delete", "limits", "the janitor and this clean-up need it", lambda: store.delete(["rights/object"])),
     ]  # fmt: skip
     checks = []
     for name, severity, meaning, act in tries:

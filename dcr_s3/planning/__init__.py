@@ -1,0 +1,1 @@
+"""Capacity and cost before anything is rented: a model of a refit, its calibration, and its prices."""
