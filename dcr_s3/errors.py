@@ -5,6 +5,7 @@
     |   +-- StoreUnavailable      the store did not answer, or answered that it is overloaded
     |   +-- UnknownOutcome        a write whose reply was lost and that could not be settled by reading back
     |   +-- Busy                  another process is working on the same directory
+    |   +-- ApplyExpired          an engine's pause took too long; it was put back and serves the version before
     |   +-- OwnerFailed           another rank of the trainer failed, or did not answer, while publishing
     |   +-- NotAcknowledged       a receiver has not proved the version (yet), or the version is not released (yet)
     +-- ResyncError           start from the newest verified state again
@@ -23,6 +24,7 @@
     +-- IntegrityError        stop and look: stored bytes are not what was committed
         +-- CorruptObject         an object is truncated, altered or malformed
         +-- StateMismatch         a mirror's or engine's bits are not those of the version it claims
+        +-- ReplicaUnfit          an engine could be neither updated nor put back; it stays closed to requests
 
 Store-level outcomes that callers handle in the normal course (an absent object, a condition that did not hold) are
 ``NotFound`` and ``PreconditionFailed``; they never reach a user.
@@ -60,6 +62,10 @@ class NotAcknowledged(RetryError):
 
 
 class OwnerFailed(RetryError):
+    pass
+
+
+class ApplyExpired(RetryError):
     pass
 
 
@@ -124,6 +130,10 @@ class CorruptObject(IntegrityError):
 
 
 class StateMismatch(IntegrityError):
+    pass
+
+
+class ReplicaUnfit(IntegrityError):
     pass
 
 

@@ -1,0 +1,69 @@
+"""The changed cells of a version, tensor by tensor, from the journals that hold them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcr_s3.format.cells import Cells
+from dcr_s3.format.region import split_positions
+from dcr_s3.format.run import TensorSpec
+from dcr_s3.targets.checkpoint import Checkpoint, match_checkpoint
+from dcr_s3.targets.mirror import Mirror
+from dcr_s3.targets.placement import Indices
+from dcr_s3.targets.redo import Journal, RedoRecord, read_redo
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Ascending canonical ``positions`` (int64) of one tensor and the ``values`` (cells) they get."""
+
+    positions: Indices
+    values: Cells
+
+    def over(self, cells: Cells) -> Cells:
+        """A copy of all the tensor's cells, with the changes made."""
+        result = cells.copy()
+        result[self.positions] = self.values
+        return result
+
+
+def collect(records: Iterable[RedoRecord]) -> dict[int, Changed]:
+    """Changes by tensor number; of a cell that is named twice the later value counts."""
+    parts: dict[int, list[tuple[Indices, Cells]]] = defaultdict(list)
+    for record in records:
+        for region, span, first in split_positions(record.regions, record.positions):
+            index = region.canonical(record.positions[span] - np.uint32(first)).astype(np.int64)
+            parts[region.tensor].append((index, record.values[span]))
+    return {number: _join(found) for number, found in parts.items()}
+
+
+def journal_changes(journals: Sequence[Journal], mirror: Mirror) -> dict[int, Changed]:
+    """What closed journals of ``mirror`` would change in it."""
+    states = [j for j in journals if j.path.is_dir()]
+    if states:
+        return dict(_differences(Checkpoint.open(states[-1].path), mirror))
+    return collect(record for journal in journals for record in read_redo(journal.path))
+
+
+def _differences(state: Checkpoint, mirror: Mirror) -> Iterator[tuple[int, Changed]]:
+    specs: Sequence[TensorSpec] = mirror.specs
+    for number, copies in enumerate(match_checkpoint(state, specs)):
+        positions = np.flatnonzero(copies[0] != mirror.cells(number)).astype(np.int64)
+        if positions.size:
+            yield number, Changed(positions, copies[0][positions])
+
+
+def _join(parts: list[tuple[Indices, Cells]]) -> Changed:
+    positions = np.concatenate([p for p, _ in parts])
+    values = np.concatenate([v for _, v in parts])
+    steps = np.diff(positions)
+    if steps.size and int(steps.min()) <= 0:
+        order = np.argsort(positions, kind="stable")
+        positions, values = positions[order], values[order]
+        last = np.append(np.diff(positions) > 0, True)
+        positions, values = positions[last], values[last]
+    return Changed(positions, values)
