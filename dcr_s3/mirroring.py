@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from hashlib import sha256
 from pathlib import Path
 
+from dcr_s3.catalogue import read_catalogue
 from dcr_s3.delta import tensor_key
-from dcr_s3.errors import BadInput, CorruptObject, NotFound
-from dcr_s3.format import limits
+from dcr_s3.errors import BadInput, ChainBroken
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.digest import StateDigest
-from dcr_s3.format.keys import SNAPSHOT_MARKER, snapshot_key
 from dcr_s3.format.run import Run
-from dcr_s3.format.snapshot import Snapshot, SnapshotFile
+from dcr_s3.protocol.plan import cheapest
 from dcr_s3.protocol.position import Position
-from dcr_s3.reading import fetch_manifest
-from dcr_s3.replay import RANGE_BYTES
+from dcr_s3.reading import fetch_manifest, read_position
+from dcr_s3.replay import PLANS
+from dcr_s3.snapshots import download_snapshot
 from dcr_s3.store.base import Store
-from dcr_s3.targets.checkpoint import Checkpoint
+from dcr_s3.targets.checkpoint import Checkpoint, describe, match_checkpoint
 from dcr_s3.targets.copy import copy_checkpoint
-from dcr_s3.targets.directory import DirectoryMirror, acquire, match_checkpoint
-from dcr_s3.targets.disk import disk_errors
-from dcr_s3.targets.mirror import describe, measure, total
+from dcr_s3.targets.directory import DirectoryMirror, acquire
+from dcr_s3.targets.mirror import measure, total
 from dcr_s3.targets.state import STATE_FILE, WORK_DIR
 from dcr_s3.workers import Progress, no_progress
 from dcr_s3.world import world
+
+log = logging.getLogger(__name__)
 
 _FILLING = "filling"
 
@@ -39,35 +40,79 @@ def open_mirror(
     *,
     base: Path | None,
     executor: Executor,
+    to_version: int | None = None,
     progress: Progress = no_progress,
 ) -> DirectoryMirror:
     """The mirror in ``directory``, made first if need be; ``start`` is the run's version 0.
 
     A directory that already holds a checkpoint is adopted in place if its bits are those of some version; an empty one
-    is filled from ``base`` or else from the run's snapshot. Raises ``BadInput`` saying which tensors are not the run's.
+    is filled from ``base``, or else from the snapshot that is the cheapest way to the newest version (or to
+    ``to_version``). Raises ``BadInput`` saying which tensors are not the run's, ``ChainBroken``.
     """
     if (directory / STATE_FILE).exists():
         return DirectoryMirror.open(directory, run)
     lock = acquire(directory)
     try:
         filling = directory / WORK_DIR / _FILLING
+        claimed: Position | None = None
         if filling.exists() or not any(directory.glob("*.safetensors")):
             filling.touch()
             # A power loss must not forget that the copy is unfinished, nor keep a name without its bytes.
             world().sync_directory(filling.parent)
             world().sync_directory(directory)
             if base is not None:
-                copy_checkpoint(Checkpoint.open(base), directory, progress)
+                claimed = _fill_from_base(run, base, directory, progress)
             else:
-                download_snapshot(store, run, directory, progress)
+                claimed = _fill_from_snapshot(store, start, directory, to_version, executor, progress)
             world().unlink(filling)
         cells = [copies[0] for copies in match_checkpoint(Checkpoint.open(directory), run.tensors)]
         digests = measure_run(run, cells, executor, progress)
-        position = locate(store, run, start, digests, what=str(directory))
+        position = locate(store, run, start, digests, what=str(directory), claimed=claimed)
         return DirectoryMirror.adopt(directory, run, position, digests, lock)
     except BaseException:
         lock.release()
         raise
+
+
+def _fill_from_base(run: Run, base: Path, directory: Path, progress: Progress) -> Position | None:
+    """Copies a checkpoint directory; returns what it claims to be if it is a mirror, which stays locked meanwhile."""
+    if not (base / STATE_FILE).exists():
+        copy_checkpoint(Checkpoint.open(base), directory, progress)
+        return None
+    mirror = DirectoryMirror.open(base, run)
+    try:
+        copy_checkpoint(Checkpoint.open(base), directory, progress)
+        return mirror.position
+    finally:
+        mirror.close()
+
+
+def _fill_from_snapshot(
+    store: Store, start: Position, directory: Path, to_version: int | None, executor: Executor, progress: Progress
+) -> Position:
+    for _ in range(PLANS):
+        catalogue = read_catalogue(store, start, None, executor)
+        wanted = catalogue.newest if to_version is None else min(to_version, catalogue.newest)
+        path = cheapest(catalogue.edges, None, wanted)
+        if path is None and not catalogue.snapshots:
+            raise BadInput(
+                f"{directory}: holds no checkpoint, and {store.url} has no snapshot: give the base with --base, "
+                "or create the run with --upload-base"
+            )
+        if path is None:
+            raise ChainBroken(
+                f"{store.url}: no way leads from a snapshot to version {wanted}; give the base with --base"
+            )
+        snapshot = catalogue.snapshots[path[0].last]
+        for file in directory.glob("*.safetensors"):
+            if file.name not in {f.name for f in snapshot.files}:
+                world().unlink(file)
+        try:
+            download_snapshot(store, snapshot, directory, executor, progress)
+            return catalogue.positions[snapshot.version]
+        except ChainBroken as error:
+            log.info("%s; looking for another snapshot", error)
+    raise ChainBroken(f"{store.url}: snapshots disappear faster than they are read")
 
 
 def check_base(run: Run, start: Position, store: Store, base: Path, executor: Executor, progress: Progress) -> None:
@@ -81,12 +126,24 @@ def measure_run(run: Run, cells: Sequence[Cells], executor: Executor, progress: 
     return measure(cells, [tensor_key(t.name, t.type, t.shape) for t in run.tensors], executor, progress=progress)
 
 
-def locate(store: Store, run: Run, start: Position, digests: Sequence[StateDigest], *, what: str) -> Position:
-    """The newest version whose state has these digests.
+def locate(
+    store: Store,
+    run: Run,
+    start: Position,
+    digests: Sequence[StateDigest],
+    *,
+    what: str,
+    claimed: Position | None = None,
+) -> Position:
+    """The newest version whose state has these digests; ``claimed`` is where to look first.
 
     Raises ``BadInput`` naming the tensors that differ from version 0.
     """
     state = total(digests).hex()
+    if claimed is not None and claimed.state == state:
+        there = read_position(store, start, claimed.version)
+        if there.sha256 == claimed.sha256:
+            return claimed
     position, found = start, None
     while True:
         if position.state == state:
@@ -102,41 +159,3 @@ def locate(store: Store, run: Run, start: Position, digests: Sequence[StateDiges
         f"{what}: its bits are of no version of the run {store.url} (0 to {position.version}): "
         f"{describe(wrong)} differ from version 0; use the checkpoint the run was created from"
     )
-
-
-def download_snapshot(store: Store, run: Run, directory: Path, progress: Progress = no_progress) -> None:
-    """Fills a directory with the run's snapshot of version 0. Raises ``BadInput`` if there is none."""
-    marker = snapshot_key(0, SNAPSHOT_MARKER)
-    try:
-        found = store.get(marker, limit_bytes=limits.MANIFEST_BYTES)
-    except NotFound:
-        raise BadInput(
-            f"{directory}: holds no checkpoint, and {store.url} has no snapshot: give the base with --base, "
-            "or create the run with --upload-base"
-        ) from None
-    assert found is not None
-    snapshot = Snapshot.from_bytes(found.body, where=marker)
-    if snapshot.run_id != run.run_id:
-        raise CorruptObject(f"{marker}: belongs to run {snapshot.run_id}, not to {run.run_id}")
-    size = sum(f.size_bytes for f in snapshot.files)
-    done = 0
-    for file in snapshot.files:
-        _download(store, file, directory, done, size, progress)
-        done += file.size_bytes
-    world().sync_directory(directory)
-
-
-def _download(store: Store, file: SnapshotFile, directory: Path, done: int, size: int, progress: Progress) -> None:
-    key = snapshot_key(0, file.name)
-    digest = sha256()
-    buffer = memoryview(bytearray(min(RANGE_BYTES, file.size_bytes)))
-    with disk_errors(directory), (directory / file.name).open("wb") as handle:
-        for start in range(0, file.size_bytes, RANGE_BYTES):
-            part = buffer[: min(RANGE_BYTES, file.size_bytes - start)]
-            store.read_into(key, start, part)
-            digest.update(part)
-            handle.write(part)
-            progress("download", done + start + len(part), size)
-        world().sync(handle)
-    if digest.hexdigest() != file.sha256:
-        raise CorruptObject(f"{key}: its bytes do not have the digest that {snapshot_key(0, SNAPSHOT_MARKER)} names")

@@ -25,8 +25,8 @@ from dcr_s3.reading import load_run
 from dcr_s3.replay import Applied, Replay
 from dcr_s3.reports import PullReport, VerifyReport
 from dcr_s3.store import Poller, Store, open_poller, open_store
-from dcr_s3.targets.checkpoint import Checkpoint
-from dcr_s3.targets.directory import DirectoryMirror, match_checkpoint
+from dcr_s3.targets.checkpoint import Checkpoint, match_checkpoint
+from dcr_s3.targets.directory import DirectoryMirror
 from dcr_s3.targets.mirror import total, verify_mirror
 from dcr_s3.targets.state import STATE_FILE
 from dcr_s3.workers import InlineExecutor, Progress, make_executor, no_progress
@@ -80,7 +80,7 @@ class Receiver:
         ``BadInput``, ``WrongBase``, ``ChainBroken``, ``CorruptObject``, ``DiskFull``, ``Busy`` and store errors.
         """
         begun = world().monotonic()
-        with self._open() as (store, replay):
+        with self._open(to_version) as (store, replay):
             before = replay.mirror.position.version
             limit = self._limit(store, replay.run.run_id, to_version)
             applied = list(replay.catch_up(to_version=limit))
@@ -258,7 +258,7 @@ class Receiver:
         return await self._catch_up(store, replay, on_pull, halt, released)
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[Store, Replay]]:
+    def _open(self, to_version: int | None = None) -> Iterator[tuple[Store, Replay]]:
         """Store, mirror and threads for one pull or one stretch of following."""
         with ExitStack() as stack:
             store = self._url if isinstance(self._url, Store) else open_store(self._url)
@@ -270,10 +270,20 @@ class Receiver:
                 InlineExecutor() if self._workers == 0 else ThreadPoolExecutor(FETCHERS, thread_name_prefix="dcr-fetch")
             )
             mirror = open_mirror(
-                store, run, start, self.directory, base=self._base, executor=decoders, progress=self._progress
+                store,
+                run,
+                start,
+                self.directory,
+                base=self._base,
+                executor=decoders,
+                to_version=self._limit(store, run.run_id, to_version),
+                progress=self._progress,
             )
             stack.callback(mirror.close)
-            yield store, Replay(store, run, mirror, decoders=decoders, fetchers=fetchers, progress=self._progress)
+            yield (
+                store,
+                Replay(store, run, start, mirror, decoders=decoders, fetchers=fetchers, progress=self._progress),
+            )
 
     def _send_ack(self, store: Store, replay: Replay) -> None:
         if not self._acknowledge:
@@ -306,7 +316,7 @@ class Receiver:
             version=position.version,
             from_version=before,
             step=position.step,
-            changed_elements=sum(a.manifest.statistics.changed_elements for a in applied),
+            changed_elements=sum(a.changed_elements for a in applied),
             total_elements=replay.run.total_elements,
             wire_bytes=sum(a.wire_bytes for a in applied),
             dense_bytes=replay.run.dense_bytes,

@@ -11,20 +11,27 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Literal, NamedTuple
 
+from dcr_s3.catalogue import Catalogue, read_catalogue
 from dcr_s3.delta import decode_block
 from dcr_s3.delta.account import TensorChange, account, totals
-from dcr_s3.errors import ChainBroken, CorruptObject, NotFound, WrongBase
+from dcr_s3.errors import ChainBroken, CorruptObject, Forbidden, NotFound, WrongBase
 from dcr_s3.format.digest import StateDigest
-from dcr_s3.format.keys import manifest_key, segment_key
+from dcr_s3.format.fold import Fold
+from dcr_s3.format.keys import fold_key, manifest_key, segment_key
 from dcr_s3.format.manifest import Manifest, SegmentEntry
 from dcr_s3.format.run import Run
-from dcr_s3.format.segment import BlockEntry, Segment, parse_segment
+from dcr_s3.format.segment import BlockEntry, SegmentHeader, parse_segment
+from dcr_s3.format.snapshot import Snapshot
+from dcr_s3.protocol.plan import Edge, cheapest
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import fetch_manifest
+from dcr_s3.snapshots import download_snapshot, measure_snapshot
 from dcr_s3.store.base import Store
-from dcr_s3.targets.mirror import Mirror, describe, total
-from dcr_s3.targets.redo import RedoRecord, RedoWriter
+from dcr_s3.targets.checkpoint import describe
+from dcr_s3.targets.mirror import Mirror, total
+from dcr_s3.targets.redo import RedoRecord, RedoWriter, StateJournal, remove_directory
 from dcr_s3.workers import Progress, abandon, bounded_map, no_progress
 from dcr_s3.world import world
 
@@ -33,6 +40,16 @@ log = logging.getLogger(__name__)
 RANGE_BYTES = 8 << 20
 FETCH_AHEAD = 4
 AHEAD_SEGMENT_BYTES = 64 << 20
+
+FAR_BEHIND = 4
+"""From so many versions on, a mirror looks for something cheaper than the chain."""
+
+PLANS = 5
+"""How often a way is looked for again because objects were deleted meanwhile."""
+
+
+class _Gone(ChainBroken):
+    """A committed object was deleted."""
 
 
 @dataclass
@@ -48,20 +65,34 @@ class Staged:
 
 @dataclass(frozen=True)
 class Applied:
-    """What one version took. ``seconds`` by stage; fetch and decode overlap."""
+    """What one step took: a version's delta, or a fold or snapshot that leads over several versions. ``seconds`` by
+    stage; fetch and decode overlap.
+    """
 
-    manifest: Manifest
+    kind: Literal["delta", "fence", "fold", "snapshot"]
+    version: int
+    changed_elements: int
     wire_bytes: int
     seconds: dict[str, float]
 
 
+class _Place(NamedTuple):
+    """Where a segment belongs, as its header must say."""
+
+    version: int
+    attempt: str
+    owner: int
+    seq: int
+
+
 class Replay:
-    """Moves one mirror along one run. One version at a time; segments in parallel."""
+    """Moves one mirror along one run, whose version 0 is ``start``. One step at a time; segments in parallel."""
 
     def __init__(
         self,
         store: Store,
         run: Run,
+        start: Position,
         mirror: Mirror,
         *,
         decoders: Executor,
@@ -70,6 +101,7 @@ class Replay:
     ) -> None:
         self.store = store
         self.run = run
+        self._start = start
         self.mirror = mirror
         self._decoders = decoders
         self._fetchers = fetchers
@@ -77,30 +109,128 @@ class Replay:
         self._ahead: dict[str, Staged] = {}
 
     def catch_up(self, *, to_version: int | None = None) -> Iterator[Applied]:
-        """Applies version after version until none is left (or ``to_version`` is reached)."""
+        """Applies version after version until none is left (or ``to_version`` is reached).
+
+        A mirror that is several versions behind, or whose next version was deleted, goes the cheapest way that the
+        bucket offers instead. Raises ``ChainBroken`` if there is none.
+        """
+        looked = False
         while to_version is None or self.mirror.position.version < to_version:
             begun = world().monotonic()
             found = fetch_manifest(self.store, self.mirror.position)
             if found is None:
                 return
-            manifest, target, size = found
-            yield self.apply(manifest, target, size, poll_s=world().monotonic() - begun)
+            if not looked and self._is_far_behind(to_version):
+                yield from self._go_cheapest(to_version)
+            else:
+                manifest, target, size = found
+                try:
+                    applied = self.apply(manifest, target, size, poll_s=world().monotonic() - begun)
+                except _Gone as error:
+                    log.info("%s; looking for another way", error)
+                    yield from self._go_cheapest(to_version, must=error)
+                else:
+                    yield applied
+            looked = True
 
     def apply(self, manifest: Manifest, target: Position, manifest_bytes: int, *, poll_s: float = 0.0) -> Applied:
         """Applies one manifest. Nothing of the mirror is touched before all of it is fetched, decoded and proved."""
+        return self._apply(manifest, manifest.kind, manifest_key(manifest.version), target, manifest_bytes, poll_s)
+
+    def _apply(
+        self,
+        document: Manifest | Fold,
+        kind: Literal["delta", "fence", "fold"],
+        name: str,
+        target: Position,
+        document_bytes: int,
+        poll_s: float = 0.0,
+    ) -> Applied:
         begun = world().monotonic()
-        staged = self._stage_all(manifest)
+        staged = self._stage_all(document, name, target.version)
         try:
-            digests = self._prove(manifest, staged)
+            digests = self._prove(name, target, staged)
             middle = world().monotonic()
             self.mirror.advance(target, [s.redo for s in staged], digests, self._decoders)
         except BaseException:
             self._discard(staged)
             raise
         self.drop_ahead()
-        wire = manifest_bytes + sum(s.size_bytes for s in staged)
+        wire = document_bytes + sum(s.size_bytes for s in staged)
         seconds = {"manifest": poll_s, "fetch_decode": middle - begun, "apply": world().monotonic() - middle}
-        return Applied(manifest, wire, seconds)
+        return Applied(kind, target.version, document.statistics.changed_elements, wire, seconds)
+
+    def _is_far_behind(self, to_version: int | None) -> bool:
+        version = self.mirror.position.version + FAR_BEHIND
+        if to_version is not None and version > to_version:
+            return False
+        try:
+            self.store.head(manifest_key(version))
+        except NotFound:
+            return False
+        return True
+
+    def _go_cheapest(self, to_version: int | None, *, must: ChainBroken | None = None) -> Iterator[Applied]:
+        """Takes the cheapest way to the newest version. What is deleted meanwhile leads to another plan.
+
+        ``must``: why the plain chain is no way.
+        """
+        for _ in range(PLANS):
+            try:
+                catalogue = read_catalogue(self.store, self._start, self.mirror.position, self._fetchers)
+            except Forbidden as error:
+                if must is not None:
+                    raise must from error
+                log.info("listing is not allowed (%s); going version by version", error)
+                return
+            wanted = catalogue.newest if to_version is None else min(to_version, catalogue.newest)
+            path = cheapest(catalogue.edges, self.mirror.position.version, wanted)
+            if path is None:
+                raise ChainBroken(
+                    f"{self.store.url}: no way leads from version {self.mirror.position.version} to {wanted} "
+                    f"({must or 'deltas between them were deleted'}), and there is no snapshot; publish one from a "
+                    "mirror that is newer"
+                )
+            if not path and must is not None:
+                raise must
+            try:
+                for edge in path:
+                    yield self._take(edge, catalogue)
+                return
+            except _Gone as error:
+                log.info("%s; looking for another way", error)
+                must = error
+        raise must or ChainBroken(f"{self.store.url}: objects disappear faster than they are read")
+
+    def _take(self, edge: Edge, catalogue: Catalogue) -> Applied:
+        target = catalogue.positions[edge.last]
+        if edge.kind == "snapshot":
+            return self._apply_snapshot(catalogue.snapshots[edge.last], target)
+        if edge.kind == "fold":
+            fold = catalogue.folds[edge.first, edge.last]
+            fold_bytes = edge.size_bytes - sum(s.size_bytes for s in fold.segments)
+            return self._apply(fold, "fold", fold_key(edge.first, edge.last), target, fold_bytes)
+        manifest = catalogue.manifests[edge.last]
+        return self.apply(manifest, target, edge.size_bytes - sum(s.size_bytes for s in manifest.segments))
+
+    def _apply_snapshot(self, snapshot: Snapshot, target: Position) -> Applied:
+        """Replaces every cell. The download is kept as the journal until the cells are durable."""
+        begun = world().monotonic()
+        directory = self.mirror.workspace / f"incoming-{snapshot.folder}"
+        for other in self.mirror.workspace.glob("incoming-*"):
+            if other != directory:
+                remove_directory(other)
+        download_snapshot(self.store, snapshot, directory, self._fetchers, self._progress)
+        digests = measure_snapshot(snapshot, directory, self.mirror.specs, self._decoders, self._progress)
+        middle = world().monotonic()
+        journal = directory.with_name(f"{target.version:012d}-{snapshot.folder}.state")
+        remove_directory(journal)
+        world().replace(directory, journal)
+        self.drop_ahead()
+        self.mirror.advance(target, [StateJournal(journal)], digests, self._decoders)
+        self.mirror.flush()
+        seconds = {"fetch_decode": middle - begun, "apply": world().monotonic() - middle}
+        return Applied("snapshot", target.version, self.run.total_elements, snapshot.size_bytes, seconds)
 
     def stage_ahead(self, seq: int) -> bool:
         """Fetches and decodes one segment of the version that is being written, if it is there.
@@ -111,13 +241,14 @@ class Replay:
         position = self.mirror.position
         if position.next_attempt is None:
             return False
-        key = segment_key(position.version + 1, position.next_attempt, 0, seq)
+        place = _Place(position.version + 1, position.next_attempt, 0, seq)
+        key = segment_key(*place)
         if key in self._ahead:
             return True
         try:
             found = self.store.get(key, limit_bytes=AHEAD_SEGMENT_BYTES)
             assert found is not None
-            self._ahead[key] = self._stage(key, memoryview(found.body), sha256(found.body).hexdigest())
+            self._ahead[key] = self._stage(key, place, memoryview(found.body), sha256(found.body).hexdigest())
         except NotFound:
             return False
         except (CorruptObject, WrongBase) as error:
@@ -130,15 +261,19 @@ class Replay:
         self._discard(list(self._ahead.values()))
         self._ahead.clear()
 
-    def _stage_all(self, manifest: Manifest) -> list[Staged]:
+    def _stage_all(self, document: Manifest | Fold, name: str, version: int) -> list[Staged]:
         staged: list[Staged] = []
-        jobs = [(manifest, entry) for entry in manifest.segments if not self._take_ahead(manifest, entry, staged)]
-        total_bytes = sum(e.size_bytes for e in manifest.segments)
+        entries = [e for e in document.segments if not self._take_ahead(document.key(e), e, staged)]
+        total_bytes = sum(e.size_bytes for e in document.segments)
         done = sum(s.size_bytes for s in staged)
+
+        def fetch(entry: SegmentEntry) -> tuple[SegmentEntry, bytearray]:
+            return entry, self._fetch(document.key(entry), entry, name)
+
         try:
-            for entry, body in bounded_map(self._fetchers, self._fetch, jobs, ahead=FETCH_AHEAD):
-                key = segment_key(manifest.version, manifest.attempt, entry.owner, entry.seq)
-                staged.append(self._stage(key, memoryview(body), entry.sha256))
+            for entry, body in bounded_map(self._fetchers, fetch, entries, ahead=FETCH_AHEAD):
+                place = _Place(version, document.attempt, entry.owner, entry.seq)
+                staged.append(self._stage(document.key(entry), place, memoryview(body), entry.sha256))
                 done += entry.size_bytes
                 self._progress("pull", done, total_bytes)
         except BaseException:
@@ -146,35 +281,31 @@ class Replay:
             raise
         return staged
 
-    def _take_ahead(self, manifest: Manifest, entry: SegmentEntry, staged: list[Staged]) -> bool:
-        found = self._ahead.get(segment_key(manifest.version, manifest.attempt, entry.owner, entry.seq))
+    def _take_ahead(self, key: str, entry: SegmentEntry, staged: list[Staged]) -> bool:
+        found = self._ahead.get(key)
         if found is None or found.sha256 != entry.sha256:
             return False
-        del self._ahead[segment_key(manifest.version, manifest.attempt, entry.owner, entry.seq)]
+        del self._ahead[key]
         staged.append(found)
         return True
 
-    def _fetch(self, job: tuple[Manifest, SegmentEntry]) -> tuple[SegmentEntry, bytearray]:
-        manifest, entry = job
-        key = segment_key(manifest.version, manifest.attempt, entry.owner, entry.seq)
+    def _fetch(self, key: str, entry: SegmentEntry, name: str) -> bytearray:
         body = bytearray(entry.size_bytes)
         view = memoryview(body)
         try:
             for start in range(0, len(body), RANGE_BYTES):
                 self.store.read_into(key, start, view[start : start + RANGE_BYTES])
         except NotFound:
-            raise ChainBroken(
-                f"{key}: version {manifest.version} names it, but it is gone; start from a newer state"
-            ) from None
+            raise _Gone(f"{key}: {name} names it, but it is gone; start from a newer state") from None
         if sha256(body).hexdigest() != entry.sha256:
-            raise CorruptObject(f"{key}: its bytes do not have the digest that {manifest_key(manifest.version)} names")
-        return entry, body
+            raise CorruptObject(f"{key}: its bytes do not have the digest that {name} names")
+        return body
 
-    def _stage(self, key: str, body: memoryview, digest: str) -> Staged:
+    def _stage(self, key: str, place: _Place, body: memoryview, digest: str) -> Staged:
         """Decodes a whole segment against the mirror as it is and writes its redo file."""
         segment = parse_segment(body, where=key)
-        self._check_place(key, segment)
-        redo = self.mirror.redo(key.removeprefix("segments/").replace("/", "_"))
+        self._check_place(key, place, segment.header)
+        redo = self.mirror.redo(key.replace("/", "_"))
         staged = Staged(digest, len(body), redo)
         lock = threading.Lock()
 
@@ -223,23 +354,19 @@ class Replay:
             )
         return account_, RedoRecord(block.regions, changes.positions, changes.new)
 
-    def _check_place(self, key: str, segment: Segment) -> None:
-        header = segment.header
-        if (
-            header.run_id != self.run.run_id
-            or segment_key(header.version, header.attempt, header.owner, header.seq) != key
-        ):
+    def _check_place(self, key: str, place: _Place, header: SegmentHeader) -> None:
+        says = _Place(header.version, header.attempt, header.owner, header.seq)
+        if header.run_id != self.run.run_id or says != place:
             raise CorruptObject(f"{key}: its header says that it is another segment, or of another run")
 
-    def _prove(self, manifest: Manifest, staged: Sequence[Staged]) -> list[StateDigest]:
-        """Digests of every tensor after the version; they must add up to what the manifest promises."""
+    def _prove(self, name: str, target: Position, staged: Sequence[Staged]) -> list[StateDigest]:
+        """Digests of every tensor after the step; they must add up to the state that it promises."""
         digests = list(self.mirror.digests)
         for change in (c for s in staged for c in s.changes):
             digests[change.tensor] += change.new - change.old
         state = total(digests).hex()
-        if state != manifest.state_after:
-            key = manifest_key(manifest.version)
-            raise CorruptObject(f"{key}: its segments lead to state {state}, it promises {manifest.state_after}")
+        if state != target.state:
+            raise CorruptObject(f"{name}: its segments lead to state {state}, it promises {target.state}")
         return digests
 
     @staticmethod

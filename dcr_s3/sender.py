@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from dcr_s3 import joint
-from dcr_s3.errors import BadInput, CommitConflict, DcrError, RunMissing
+from dcr_s3.errors import BadInput, CommitConflict, DcrError, OwnerFailed, RunMissing
+from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.keys import attempt_name
 from dcr_s3.format.manifest import Manifest, Parent, Statistics
+from dcr_s3.format.owner import OwnerList
 from dcr_s3.format.release import Release
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import SegmentHeader
@@ -24,13 +25,16 @@ from dcr_s3.replay import Replay
 from dcr_s3.reports import PublishReport
 from dcr_s3.sending.baseline import open_baseline
 from dcr_s3.sending.commit import commit
-from dcr_s3.sending.create import Base, create_run, read_base, upload_snapshot
+from dcr_s3.sending.create import Base, create_run, read_base
+from dcr_s3.sending.owners import Owners, ranges
 from dcr_s3.sending.segments import SegmentSizes, SegmentWriter
 from dcr_s3.sending.version import Draft, VersionWriter
+from dcr_s3.snapshots import find_snapshot, upload_snapshot
 from dcr_s3.store import Store, open_store
 from dcr_s3.store.metered import MeteredStore
 from dcr_s3.targets.checkpoint import Checkpoint
-from dcr_s3.targets.mirror import Mirror, total
+from dcr_s3.targets.files import directory_files, state_files
+from dcr_s3.targets.mirror import Mirror
 from dcr_s3.timeline import Timeline
 from dcr_s3.workers import InlineExecutor, Progress, make_executor, no_progress
 from dcr_s3.world import timestamp, world
@@ -61,12 +65,13 @@ def init_run(
         tensors = read_base(base)
         run, start = create_run(store, tensors, context=context, executor=executor, progress=report)
         if isinstance(base, Mapping):
-            if upload_base:
-                raise BadInput("upload_base needs a checkpoint directory; save the state dict first")
-            return run
-        open_baseline(store, run, start, Path(base), tensors, state_dir, executor=executor, progress=report).close()
-        if upload_base:
-            upload_snapshot(store, run, Path(base), report)
+            cells = {t.name: t.cells for t in tensors}
+            files = state_files(run.tensors, lambda number: cells[run.tensors[number].name])
+        else:
+            open_baseline(store, run, start, Path(base), tensors, state_dir, executor=executor, progress=report).close()
+            files = directory_files(Checkpoint.open(Path(base)))
+        if upload_base and find_snapshot(store, run.run_id, 0) is None:
+            upload_snapshot(store, start, files, report)
     return run
 
 
@@ -89,6 +94,8 @@ class Sender:
         workers: int | None,
         progress: Progress,
         resources: ExitStack,
+        owners: Owners | None = None,
+        session: str | None = None,
     ) -> None:
         self.run = run
         self._store = store
@@ -101,10 +108,10 @@ class Sender:
             InlineExecutor() if workers == 0 else ThreadPoolExecutor(UPLOADERS, thread_name_prefix="dcr-upload")
         )
         self._ahead = 1 if workers == 0 else getattr(self._encoders, "_max_workers", 1) + 2
-        self._session = world().token(6)
+        self._owners = owners or Owners(store)
+        self._session = session or world().token(6)
         self._epoch = baseline.position.epoch
-        self._attempts = itertools.count()
-        self._next_attempt: str | None = None
+        self._tries = 0
         self._announces = False
         self._busy = False
         self._failed: BaseException | None = None
@@ -155,14 +162,50 @@ class Sender:
             raise
         return sender
 
+    @classmethod
+    def share(
+        cls,
+        store: MeteredStore,
+        run: Run,
+        start: Position,
+        baseline: Mirror,
+        owners: Owners,
+        session: str,
+        *,
+        fence: bool = True,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """One of several owners of a run whose ``baseline`` is this owner's share at the newest version.
+
+        ``session`` (12 random hex digits) is the same on all. Only owner 0 may ``fence``; the others' baselines then
+        stand at the fence. Raises ``CommitConflict`` if another sender committed meanwhile.
+        """
+        resources = ExitStack()
+        resources.callback(baseline.close)
+        sender = cls(
+            store, run, start, baseline,
+            workers=workers, progress=progress or no_progress, resources=resources, owners=owners, session=session,
+        )  # fmt: skip
+        if fence:
+            sender._fence(tries=1)
+        return sender
+
+    @property
+    def tries(self) -> int:
+        """How many attempts at the next version have failed."""
+        return self._tries
+
     @property
     def position(self) -> Position:
         """The newest version that this sender knows to be committed."""
         return self._baseline.position
 
-    def version(self, *, step: int | None = None) -> VersionWriter:
+    def version(self, *, step: int | None = None, tries: int | None = None) -> VersionWriter:
         """Begins the next version; a context manager whose end commits. Only one at a time.
 
+        Several owners leave it together: owner 0 commits for all, or nobody does. They must give the same ``tries``,
+        the number of earlier attempts at this version, where they may have counted differently.
         Raises ``DcrError`` if an earlier one ended in a way that only reopening the run can clear up.
         """
         if self._failed is not None:
@@ -170,13 +213,15 @@ class Sender:
         if self._busy:
             raise BadInput("a version is already being written; leave its block first")
         version = self.position.version + 1
-        attempt, self._next_attempt = self._next_attempt or self._name_attempt(), None
+        self._tries = self._tries if tries is None else tries
+        attempt = self._name_attempt(self._tries)
         timeline = Timeline()
-        header = SegmentHeader(self.run.run_id, version, attempt, 0, 0)
+        header = SegmentHeader(self.run.run_id, version, attempt, self._owners.owner, 0)
         sizes = SegmentSizes(least_bytes=self.least_segment_bytes, dense_bytes=max(1, self.run.dense_bytes // 16))
         segments = SegmentWriter(self._store, header, self._uploaders, sizes, timeline)
         redo = self._baseline.redo(f"{version:012d}-{attempt}")
         self._busy = True
+        self._tries += 1
         before = self._store.meter.traffic.total_requests
         return VersionWriter(
             self.run,
@@ -186,6 +231,7 @@ class Sender:
             encoders=self._encoders,
             ahead=self._ahead,
             commit=lambda writer, draft: self._commit_draft(writer, draft, attempt, before),
+            failed=lambda error: self._owners.fail(self.run.run_id, version, attempt, error),
             release=self._release,
             timeline=timeline,
             step=step,
@@ -255,6 +301,7 @@ class Sender:
         replay = Replay(
             self._store,
             self.run,
+            self._start,
             self._baseline,
             decoders=self._encoders,
             fetchers=self._uploaders,
@@ -264,56 +311,75 @@ class Sender:
             pass
         self._epoch = self.position.epoch
 
-    def _fence(self) -> None:
+    def _fence(self, tries: int = FENCE_TRIES) -> None:
         """Commits an empty version of the next epoch, on top of whatever is newest."""
         self._announces = True
-        for left in reversed(range(FENCE_TRIES)):
+        draft = Draft((), tuple(self._baseline.digests), StateDigest(), (), 0, None)
+        for left in reversed(range(tries)):
             self._epoch = self.position.epoch + 1
-            draft = Draft((), tuple(self._baseline.digests), (), 0, None)
             try:
-                self._advance(commit(self._store, self._manifest("fence", draft, self._name_attempt(), None)), draft)
+                manifest = self._manifest("fence", self._list(draft, self._name_attempt(0)), None)
+                self._advance(commit(self._store, manifest), draft)
                 return
             except CommitConflict:
                 if not left:
                     raise
                 self._catch_up()
+                draft = Draft((), tuple(self._baseline.digests), StateDigest(), (), 0, None)
 
-    def _name_attempt(self) -> str:
-        return attempt_name(self._epoch, self._session, next(self._attempts))
+    def _name_attempt(self, tries: int) -> str:
+        return attempt_name(self._epoch, self._session, tries)
 
-    def _manifest(self, kind: Literal["delta", "fence"], draft: Draft, attempt: str, step: int | None) -> Manifest:
+    def _list(self, draft: Draft, attempt: str) -> OwnerList:
+        return OwnerList(
+            run_id=self.run.run_id,
+            version=self.position.version + 1,
+            attempt=attempt,
+            owner=self._owners.owner,
+            segments=draft.segments,
+            gain=draft.gain.hex(),
+            touched=ranges(draft.touched),
+            changed_elements=draft.changed_elements,
+        )
+
+    def _manifest(self, kind: Literal["delta", "fence"], whole: OwnerList, step: int | None) -> Manifest:
         position = self.position
         return Manifest(
             run_id=self.run.run_id,
-            version=position.version + 1,
+            version=whole.version,
             kind=kind,
             parent=Parent(version=position.version, sha256=position.sha256),
             epoch=self._epoch,
             write_id=world().token(16),
-            attempt=attempt,
-            next_attempt=self._name_attempt() if self._announces else None,
+            attempt=whole.attempt,
+            next_attempt=self._name_attempt(0) if self._announces else None,
             created_at=timestamp(),
             step=step,
             state_before=position.state,
-            state_after=total(draft.digests).hex(),
-            segments=draft.segments,
-            touched=ranges(draft.touched),
+            state_after=(StateDigest.from_hex(position.state) + StateDigest.from_hex(whole.gain)).hex(),
+            segments=whole.segments,
+            touched=whole.touched,
             statistics=Statistics(
                 total_elements=self.run.total_elements,
-                changed_elements=draft.changed_elements,
+                changed_elements=whole.changed_elements,
                 dense_bytes=self.run.dense_bytes,
-                segment_bytes=sum(s.size_bytes for s in draft.segments),
+                segment_bytes=sum(s.size_bytes for s in whole.segments),
             ),
         )
 
     def _commit_draft(self, writer: VersionWriter, draft: Draft, attempt: str, requests_before: int) -> PublishReport:
-        manifest = self._manifest("delta", draft, attempt, writer.step)
+        mine = self._list(draft, attempt)
         try:
             with writer.timeline.stage("commit"):
-                body = commit(self._store, manifest)
+                if self._owners.owner == 0:
+                    body = commit(self._store, self._manifest("delta", self._owners.gather(mine), writer.step))
+                else:
+                    body = self._owners.follow(mine)
             committed_at = world().time()
             with writer.timeline.stage("baseline"):
-                self._advance(body, draft)
+                manifest = self._advance(body, draft)
+        except OwnerFailed:
+            raise
         except BaseException as error:
             self._failed = error
             raise
@@ -321,33 +387,23 @@ class Sender:
         return PublishReport(
             version=manifest.version,
             step=writer.step,
-            changed_elements=draft.changed_elements,
+            changed_elements=manifest.statistics.changed_elements,
             total_elements=self.run.total_elements,
             wire_bytes=len(body) + manifest.statistics.segment_bytes,
             dense_bytes=self.run.dense_bytes,
             seconds=writer.timeline.seconds(),
-            segments=len(draft.segments),
+            segments=len(manifest.segments),
             requests=self._store.meter.traffic.total_requests - requests_before,
             committed_at=committed_at,
         )
 
-    def _advance(self, body: bytes, draft: Draft) -> None:
+    def _advance(self, body: bytes, draft: Draft) -> Manifest:
         """Moves the baseline to the version that ``body`` has committed."""
-        _, target = read_next(self.position, body)
+        manifest, target = read_next(self.position, body)
         redo = [draft.redo] if draft.redo is not None else []
         self._baseline.advance(target, redo, draft.digests, self._encoders)
-        self._next_attempt = target.next_attempt
+        self._tries = 0
+        return manifest
 
     def _release(self) -> None:
         self._busy = False
-
-
-def ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending numbers as inclusive ranges."""
-    result: list[tuple[int, int]] = []
-    for number in numbers:
-        if result and result[-1][1] == number - 1:
-            result[-1] = (result[-1][0], number)
-        else:
-            result.append((number, number))
-    return tuple(result)

@@ -9,12 +9,17 @@ RELEASE_KEY = "release.json"
 MANIFEST_PREFIX = "manifests/"
 ACK_PREFIX = "acks/"
 SEGMENT_PREFIX = "segments/"
+OWNER_PREFIX = "owners/"
 SNAPSHOT_PREFIX = "snapshots/"
+FOLD_PREFIX = "folds/"
 SNAPSHOT_MARKER = "dcr_snapshot.json"
 
 ATTEMPT_PATTERN = r"^[0-9]{6}-[0-9a-f]{12}-[0-9]{4}$"
+FOLDER_PATTERN = r"^[0-9a-f]{12}$"
 RECEIVER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _FILE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+_SNAPSHOT = re.compile(rf"snapshots/([0-9]{{12}})/{SNAPSHOT_MARKER}")
+_FOLD = re.compile(r"folds/([0-9]{12})-([0-9]{12})\.json")
 _MANIFEST = re.compile(r"manifests/([0-9]{12})\.json")
 
 
@@ -42,6 +47,11 @@ def segment_key(version: int, attempt: str, owner: int, seq: int) -> str:
     return f"{SEGMENT_PREFIX}{version:012d}/{attempt}/{owner:05d}-{seq:06d}.dcr"
 
 
+def owner_key(version: int, attempt: str, owner: int) -> str:
+    """Key of what one rank of a trainer adds to an attempt; only several ranks together write such objects."""
+    return f"{OWNER_PREFIX}{version:012d}/{attempt}/{owner:05d}.json"
+
+
 def ack_key(receiver: str) -> str:
     """Key of what one receiver holds. Raises ValueError for a name that is not made of ``[A-Za-z0-9._-]``."""
     if not re.fullmatch(RECEIVER_PATTERN, receiver):
@@ -58,16 +68,45 @@ def ack_receiver(key: str) -> str | None:
     return name if named else None
 
 
-def snapshot_prefix(version: int) -> str:
-    """Where a full state lies, as an ordinary checkpoint directory."""
-    return f"{SNAPSHOT_PREFIX}{version:012d}/"
+def snapshot_marker_key(version: int) -> str:
+    """Key of the marker that makes a full state complete."""
+    return f"{SNAPSHOT_PREFIX}{version:012d}/{SNAPSHOT_MARKER}"
 
 
-def snapshot_key(version: int, file_name: str) -> str:
+def snapshot_version(key: str) -> int | None:
+    """Version of a listed snapshot marker, None for any other key."""
+    match = _SNAPSHOT.fullmatch(key)
+    return int(match.group(1)) if match else None
+
+
+def snapshot_prefix(version: int, folder: str) -> str:
+    """Where one writer put a full state, as an ordinary checkpoint directory. ``folder`` is 12 random hex digits."""
+    if not re.fullmatch(FOLDER_PATTERN, folder):
+        raise ValueError(f"{folder!r} is no folder name")
+    return f"{SNAPSHOT_PREFIX}{version:012d}/{folder}/"
+
+
+def snapshot_key(version: int, folder: str, file_name: str) -> str:
     """Key of one file of a snapshot. Raises ValueError for a name that is not a plain file name."""
     if not is_plain_file_name(file_name):
         raise ValueError(f"{file_name!r} is not a plain file name")
-    return snapshot_prefix(version) + file_name
+    return snapshot_prefix(version, folder) + file_name
+
+
+def fold_key(first: int, last: int) -> str:
+    """Key of the manifest of the fold that leads from version ``first`` to version ``last``."""
+    return f"{FOLD_PREFIX}{first:012d}-{last:012d}.json"
+
+
+def fold_versions(key: str) -> tuple[int, int] | None:
+    """Versions of a listed fold manifest, None for any other key."""
+    match = _FOLD.fullmatch(key)
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+def fold_segment_key(first: int, last: int, attempt: str, owner: int, seq: int) -> str:
+    """Key of one segment of a fold."""
+    return f"{FOLD_PREFIX}{first:012d}-{last:012d}/{attempt}/{owner:05d}-{seq:06d}.dcr"
 
 
 def is_plain_file_name(name: str) -> bool:

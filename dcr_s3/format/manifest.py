@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dcr_s3.format import limits
 from dcr_s3.format.document import HEX_32, HEX_64, Document, Part
-from dcr_s3.format.keys import ATTEMPT_PATTERN
+from dcr_s3.format.keys import ATTEMPT_PATTERN, segment_key
 
 
 class Parent(Part):
@@ -27,6 +28,13 @@ class SegmentEntry(Part):
     sha256: str = Field(pattern=HEX_64)
     index_bytes: int = Field(gt=0, le=limits.INDEX_BYTES)
     index_sha256: str = Field(pattern=HEX_64)
+
+
+def check_segments(segments: Sequence[SegmentEntry]) -> None:
+    """Raises ValueError unless they are in order of owner and seq, each once."""
+    places = [(s.owner, s.seq) for s in segments]
+    if places != sorted(set(places)):
+        raise ValueError("segments are not in order of owner and seq, each once")
 
 
 class Statistics(Part):
@@ -72,7 +80,9 @@ class Manifest(Document):
             raise ValueError("a fence changes nothing")
         if not self.segments and self.state_before != self.state_after:
             raise ValueError("the state changes but there are no segments")
-        places = [(s.owner, s.seq) for s in self.segments]
-        if places != sorted(set(places)):
-            raise ValueError("segments are not in order of owner and seq, each once")
+        check_segments(self.segments)
         return self
+
+    def key(self, segment: SegmentEntry) -> str:
+        """Where one of the segments lies."""
+        return segment_key(self.version, self.attempt, segment.owner, segment.seq)

@@ -17,20 +17,7 @@ def read_next(position: Position, body: bytes) -> tuple[Manifest, Position]:
     """
     where = manifest_key(position.version + 1)
     manifest = Manifest.from_bytes(body, where=where)
-    if manifest.version != position.version + 1:
-        raise CorruptObject(f"{where}: says version {manifest.version}")
-    if manifest.run_id != position.run_id:
-        raise ChainBroken(
-            f"{where}: belongs to run {manifest.run_id}, not to {position.run_id}; the address was reused"
-        )
-    if manifest.parent.sha256 != position.sha256:
-        raise ChainBroken(f"{where}: follows another version {position.version} than the one held here")
-    if manifest.state_before != position.state:
-        raise ChainBroken(
-            f"{where}: starts from state {manifest.state_before}, but version {position.version} has {position.state}"
-        )
-    if manifest.epoch < position.epoch or (manifest.kind == "fence" and manifest.epoch == position.epoch):
-        raise ChainBroken(f"{where}: epoch {manifest.epoch} after epoch {position.epoch}")
+    check_follows(manifest, position)
     return manifest, position_after(manifest, body, earlier_step=position.step)
 
 
@@ -45,3 +32,22 @@ def position_after(manifest: Manifest, body: bytes, *, earlier_step: int | None 
         step=manifest.step if manifest.kind == "delta" else earlier_step,
         next_attempt=manifest.next_attempt,
     )
+
+
+def check_follows(manifest: Manifest, position: Position) -> None:
+    """Raises ``CorruptObject`` or ``ChainBroken`` unless a manifest may be applied at a position."""
+    where = manifest_key(position.version + 1)
+    if manifest.version != position.version + 1:
+        raise CorruptObject(f"{where}: says version {manifest.version}")
+    if manifest.run_id != position.run_id:
+        raise ChainBroken(
+            f"{where}: belongs to run {manifest.run_id}, not to {position.run_id}; the address was reused"
+        )
+    if manifest.parent.sha256 != position.sha256:
+        raise ChainBroken(f"{where}: follows another version {position.version} than the one held here")
+    if manifest.state_before != position.state:
+        raise ChainBroken(
+            f"{where}: starts from state {manifest.state_before}, but version {position.version} has {position.state}"
+        )
+    if manifest.epoch < position.epoch or (manifest.kind == "fence" and manifest.epoch == position.epoch):
+        raise ChainBroken(f"{where}: epoch {manifest.epoch} after epoch {position.epoch}")

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 
 from dcr_s3.errors import CorruptObject, NotFound, PreconditionFailed
 from dcr_s3.format import limits
-from dcr_s3.format.keys import SNAPSHOT_MARKER, SNAPSHOT_PREFIX, snapshot_key
+from dcr_s3.format.keys import SNAPSHOT_MARKER, SNAPSHOT_PREFIX
 from dcr_s3.format.run import Run
 from dcr_s3.format.snapshot import Snapshot
 from dcr_s3.relaying.copying import copy_object, holds
@@ -41,7 +41,7 @@ def _copy_snapshot(
 
     def one(number: int) -> int:
         file = snapshot.files[number]
-        key = snapshot_key(snapshot.version, file.name)
+        key = snapshot.key(file)
         missing = [t for t in targets if not holds(t, key, file.size_bytes)]
         copy_object(source, missing, key, file.size_bytes, file.sha256)
         return file.size_bytes

@@ -13,7 +13,8 @@ from dcr_s3.mirroring import check_base, locate, measure_run, open_mirror
 from dcr_s3.protocol.position import Position
 from dcr_s3.sending.create import Base, BaseTensor
 from dcr_s3.store.base import Store
-from dcr_s3.targets.mirror import MemoryMirror, Mirror, describe
+from dcr_s3.targets.checkpoint import describe
+from dcr_s3.targets.mirror import MemoryMirror, Mirror
 from dcr_s3.workers import Progress
 
 

@@ -1,11 +1,10 @@
-"""Creates a run: the table of canonical tensors and the digest of version 0; optionally the base as a snapshot."""
+"""Creates a run: the table of canonical tensors and the digest of version 0."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,16 @@ from dcr_s3.delta import tensor_key
 from dcr_s3.errors import BadInput, PreconditionFailed, RunExists, RunMissing
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.dtypes import Dtype
-from dcr_s3.format.keys import RUN_KEY, SNAPSHOT_MARKER, snapshot_key
+from dcr_s3.format.keys import RUN_KEY
 from dcr_s3.format.run import Run, TensorSpec
-from dcr_s3.format.snapshot import Snapshot, SnapshotFile
 from dcr_s3.mapping.cells import describe_tensor, host_cells, same_storage
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import load_run
 from dcr_s3.store.base import Store
-from dcr_s3.targets.checkpoint import Checkpoint
-from dcr_s3.targets.copy import companion_files
-from dcr_s3.targets.mirror import describe, measure, total
+from dcr_s3.targets.checkpoint import Checkpoint, describe
+from dcr_s3.targets.mirror import measure, total
 from dcr_s3.workers import Progress
 from dcr_s3.world import timestamp, world
-
-_PART_BYTES = 16 << 20
 
 Base = Path | Mapping[str, Any]
 
@@ -109,49 +104,3 @@ def _check_same(store: Store, existing: Run, wanted: Run) -> None:
         )
     if existing.coding != wanted.coding:
         raise RunExists(f"{store.url}: holds run {existing.run_id} with coding {existing.coding}; use another address")
-
-
-def upload_snapshot(store: Store, run: Run, directory: Path, progress: Progress) -> None:
-    """Puts a checkpoint directory, proved to be version 0, into the bucket: its files, then the marker. Once only."""
-    checkpoint = Checkpoint.open(directory)
-    files = [*(checkpoint.directory / name for name in checkpoint.tensor_files), *companion_files(checkpoint)]
-    size = sum(f.stat().st_size for f in files)
-    done = 0
-    entries = []
-    for file in files:
-        key = snapshot_key(0, file.name)
-        entries.append(_upload(store, key, file, lambda n, before=done: progress("upload", before + n, size)))
-        done += entries[-1].size_bytes
-    snapshot = Snapshot(run_id=run.run_id, version=0, state=run.state, files=tuple(entries))
-    try:
-        store.put(snapshot_key(0, SNAPSHOT_MARKER), snapshot.to_bytes(), if_absent=True)
-    except PreconditionFailed:
-        pass
-
-
-def _upload(store: Store, key: str, file: Path, progress: Any) -> SnapshotFile:
-    digest = sha256()
-    size = 0
-    upload = None
-    try:
-        with file.open("rb") as handle:
-            body = bytearray(handle.read(_PART_BYTES))
-            if len(body) < _PART_BYTES:
-                digest.update(body)
-                store.put(key, body)
-                return SnapshotFile(name=file.name, size_bytes=len(body), sha256=digest.hexdigest())
-            upload = store.open_multipart(key)
-            number = 0
-            while body:
-                number += 1
-                digest.update(body)
-                upload.upload_part(number, body)
-                size += len(body)
-                progress(size)
-                body = bytearray(handle.read(_PART_BYTES))
-        upload.complete()
-    except BaseException:
-        if upload is not None:
-            upload.abort()
-        raise
-    return SnapshotFile(name=file.name, size_bytes=size, sha256=digest.hexdigest())

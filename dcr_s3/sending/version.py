@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from dcr_s3.delta import encode_block
 from dcr_s3.delta.account import TensorChange, account, totals
-from dcr_s3.errors import BadInput, CommitConflict, Fenced
+from dcr_s3.errors import BadInput, CommitConflict, Fenced, OwnerFailed
+from dcr_s3.format.cells import Cells
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.limits import BLOCK_DENSE_BYTES
 from dcr_s3.format.manifest import SegmentEntry
@@ -24,8 +25,8 @@ from dcr_s3.mapping.cells import Source, mapped_source, tensor_source
 from dcr_s3.reports import PublishReport
 from dcr_s3.sending.blocks import Block, BlockBuilder
 from dcr_s3.sending.segments import SegmentWriter
-from dcr_s3.targets.checkpoint import Checkpoint
-from dcr_s3.targets.mirror import Mirror, describe
+from dcr_s3.targets.checkpoint import Checkpoint, describe
+from dcr_s3.targets.mirror import Mirror, total
 from dcr_s3.targets.redo import RedoRecord, RedoWriter
 from dcr_s3.timeline import Timeline
 from dcr_s3.workers import Progress, abandon, no_progress
@@ -49,6 +50,7 @@ class Draft:
 
     segments: tuple[SegmentEntry, ...]
     digests: tuple[StateDigest, ...]
+    gain: StateDigest
     touched: tuple[int, ...]
     changed_elements: int
     redo: RedoWriter | None
@@ -71,6 +73,7 @@ class VersionWriter:
         encoders: Executor,
         ahead: int,
         commit: Callable[[VersionWriter, Draft], PublishReport],
+        failed: Callable[[BaseException], None],
         release: Callable[[], None],
         timeline: Timeline,
         step: int | None,
@@ -87,10 +90,12 @@ class VersionWriter:
         self._encoders = encoders
         self._ahead = ahead
         self._commit = commit
+        self._failed = failed
         self._release = release
         self._progress = progress
         self._builder = BlockBuilder()
         self._added: dict[int, str] = {}
+        self._cells = [0] * len(run.tensors)
         self._tied: dict[int, Source] = {}
         self._pending: deque[Future[_Encoded]] = deque()
         self._order = threading.Lock()
@@ -107,17 +112,17 @@ class VersionWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._abort()
+            self._abort(error)
             return
         try:
             draft = self._finish()
-        except BaseException:
-            self._abort()
+        except BaseException as own:
+            self._abort(own)
             raise
         try:
             self._report = self._commit(self, draft)
-        except (CommitConflict, Fenced):
-            self._abort()
+        except (CommitConflict, Fenced, OwnerFailed) as lost:
+            self._abort(lost)
             raise
         except BaseException:
             # The manifest may exist: what it names must stay, and the redo file may be needed to recover.
@@ -144,6 +149,35 @@ class VersionWriter:
         """Adds every tensor of a checkpoint directory, which must not change until the block is left."""
         for name, place in checkpoint.places.items():
             self._add(name, mapped_source(place.dtype, place.shape, checkpoint.cells(name)), borrow=True)
+
+    def add_piece(self, region: Region, cells: Cells) -> None:
+        """Adds one piece of this owner's share: flat cells in the region's order, at most a block of them.
+
+        Their memory must stay untouched until :meth:`scan` returns or the block is left. Raises ``BadInput`` for other
+        cells than the baseline keeps; also the error of an earlier piece's encoding or upload.
+        """
+        dtype = self._run.tensors[region.tensor].type
+        if cells.size != region.cells or cells.itemsize != dtype.cell_bytes:
+            raise BadInput(
+                f"tensor {self._run.tensors[region.tensor].name}: a piece of {region.cells} {dtype.name} cells came as "
+                f"{cells.size} of {cells.itemsize} bytes"
+            )
+        self._cells[region.tensor] += region.cells
+        for block in self._builder.add(dtype, region, cells):
+            self._submit(block)
+
+    def add_unchanged(self, region: Region) -> None:
+        """Counts a piece whose bits are those of the version before, which the caller knows."""
+        self._cells[region.tensor] += region.cells
+        self._progressed(region.cells * self._run.tensors[region.tensor].type.cell_bytes)
+
+    def scan(self) -> None:
+        """Returns once everything added so far has been compared, so that its memory may change."""
+        for block in self._builder.flush():
+            self._submit(block)
+        for future in list(self._pending):
+            future.exception()
+        self._raise_error()
 
     def _add(self, name: str, source: Source, borrow: bool) -> None:
         self._raise_error()
@@ -173,6 +207,7 @@ class VersionWriter:
             raise BadInput(f"tensor {name}: is {mine[0]} {mine[1]}, the run has {wanted[0]} {wanted[1]}")
         if number not in self._added:
             self._added[number] = name
+            self._cells[number] = spec.cells
             if spec.aliases:
                 self._tied[number] = source
             return number
@@ -193,7 +228,7 @@ class VersionWriter:
 
     def _encode(self, block: Block) -> _Encoded:
         with self.timeline.stage("scan_encode"):
-            old = [r.gather(self._baseline.cells(r.tensor)) for r in block.regions]
+            old = [self._baseline.gather(region) for region in block.regions]
             coded = encode_block(block.dtype, old, block.new, context=self._run.coding == "context")
             changed = len(coded.changes.positions)
             if not changed:
@@ -241,11 +276,14 @@ class VersionWriter:
         for change in block.changes:
             self._digests[change.tensor] += change.new - change.old
             self._touched.add(change.tensor)
-        self._done_bytes += block.dense_bytes
+        self._progressed(block.dense_bytes)
+
+    def _progressed(self, dense_bytes: int) -> None:
+        self._done_bytes += dense_bytes
         self._progress("publish", self._done_bytes, self._run.dense_bytes)
 
     def _finish(self) -> Draft:
-        missing = [t.name for n, t in enumerate(self._run.tensors) if n not in self._added]
+        missing = [t.name for n, t in enumerate(self._run.tensors) if self._cells[n] != self._baseline.held_cells(n)]
         if missing:
             raise BadInput(f"version is incomplete: {describe(missing)} not added; every version names every tensor")
         for block in self._builder.flush():
@@ -253,15 +291,17 @@ class VersionWriter:
         while self._pending:
             self._wait()
         entries = tuple(self._segments.finish())
-        return Draft(entries, tuple(self._digests), tuple(sorted(self._touched)), self._changed, self._redo)
+        gain = total(self._digests) - total(self._baseline.digests)
+        return Draft(entries, tuple(self._digests), gain, tuple(sorted(self._touched)), self._changed, self._redo)
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _abort(self) -> None:
+    def _abort(self, error: BaseException) -> None:
         with self._order:
             self._error = self._error or RuntimeError("aborted")
+        self._failed(error)
         abandon(list(self._pending))
         self._segments.abort()
         self._redo.discard()

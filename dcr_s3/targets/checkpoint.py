@@ -5,7 +5,7 @@ several.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from dcr_s3.errors import BadInput
 from dcr_s3.format import limits
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.dtypes import DTYPES, Dtype
+from dcr_s3.format.run import TensorSpec
 from dcr_s3.world import world
 
 _HEADER_LIMIT = 100_000_000
@@ -164,3 +165,37 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
             f"{file}: has {size} bytes, its header announces {8 + length + at}; the file is truncated or damaged"
         )
     return places
+
+
+def match_checkpoint(checkpoint: Checkpoint, specs: Sequence[TensorSpec]) -> list[list[Cells]]:
+    """The checkpoint's cells by tensor number.
+
+    Raises ``BadInput`` naming what is missing, unknown or of another shape.
+    """
+    unknown = set(checkpoint)
+    result: list[list[Cells]] = []
+    missing: list[str] = []
+    for spec in specs:
+        found = [name for name in (spec.name, *spec.aliases) if name in checkpoint.places]
+        for name in found:
+            place = checkpoint.places[name]
+            if place.dtype.name != spec.dtype or place.shape != spec.shape:
+                raise BadInput(
+                    f"{checkpoint.directory}: tensor {name} is {place.dtype.name} {list(place.shape)}, "
+                    f"the run has {spec.dtype} {list(spec.shape)}"
+                )
+        unknown -= set(found)
+        missing += [] if found else [spec.name]
+        result.append([checkpoint.cells(name) for name in found])
+    if missing:
+        raise BadInput(f"{checkpoint.directory}: lacks {describe(missing)}")
+    if unknown:
+        raise BadInput(f"{checkpoint.directory}: has {describe(sorted(unknown))}, unknown to the run")
+    return result
+
+
+def describe(names: Sequence[str], limit: int = 3) -> str:
+    """Some names for a message: the first few and how many more."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    word = "tensor " if len(names) == 1 else "tensors "
+    return word + ", ".join(names[:limit]) + more if names else ""

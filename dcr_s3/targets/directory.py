@@ -12,12 +12,13 @@ from filelock import FileLock, Timeout
 from dcr_s3.errors import BadInput, Busy, CorruptObject
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.digest import StateDigest
-from dcr_s3.format.run import Run, TensorSpec
+from dcr_s3.format.run import Run
 from dcr_s3.protocol.position import Position
-from dcr_s3.targets.checkpoint import Checkpoint
+from dcr_s3.targets.checkpoint import Checkpoint, match_checkpoint
 from dcr_s3.targets.disk import disk_errors
-from dcr_s3.targets.mirror import Mirror, describe
-from dcr_s3.targets.redo import RedoWriter
+from dcr_s3.targets.files import SourceFile, directory_files
+from dcr_s3.targets.mirror import Mirror
+from dcr_s3.targets.redo import Journal, remove_directory
 from dcr_s3.targets.state import WORK_DIR, MirrorState, read_state, write_durably, write_state
 from dcr_s3.workers import InlineExecutor
 from dcr_s3.world import world
@@ -75,11 +76,15 @@ class DirectoryMirror(Mirror):
     def copies(self, number: int) -> Sequence[Cells]:
         return self._copies[number]
 
-    def redo(self, name: str) -> RedoWriter:
-        return RedoWriter(self.directory / WORK_DIR / f"{name}.redo")
+    @property
+    def workspace(self) -> Path:
+        return self.directory / WORK_DIR
+
+    def files(self) -> list[SourceFile]:
+        return directory_files(self._checkpoint)
 
     def advance(
-        self, target: Position, redo: Sequence[RedoWriter], digests: Sequence[StateDigest], executor: Executor
+        self, target: Position, redo: Sequence[Journal], digests: Sequence[StateDigest], executor: Executor
     ) -> None:
         with disk_errors(self.directory):
             for writer in redo:
@@ -91,7 +96,7 @@ class DirectoryMirror(Mirror):
         self.position, self.digests = target, list(digests)
         self._write("clean", journals=names)
         self._sweep()
-        if sum((self.directory / WORK_DIR / name).stat().st_size for name in names) > JOURNAL_BYTES:
+        if sum(_size(self.workspace / name) for name in names) > JOURNAL_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -133,12 +138,15 @@ class DirectoryMirror(Mirror):
         self._sweep()
 
     def _sweep(self) -> None:
-        """Deletes redo files and digests that the state does not name."""
+        """Deletes journals and digests that the state does not name."""
         keep = {*self._state.journals, _digests_name(self.position.version)}
         for pattern in ("*.redo", "digests-*"):
             for path in sorted((self.directory / WORK_DIR).glob(pattern)):
                 if path.name not in keep:
                     world().unlink(path)
+        for path in sorted(self.workspace.glob("*.state")):
+            if path.name not in keep:
+                remove_directory(path)
 
 
 def acquire(directory: Path) -> FileLock:
@@ -153,31 +161,8 @@ def acquire(directory: Path) -> FileLock:
     return lock
 
 
-def match_checkpoint(checkpoint: Checkpoint, specs: Sequence[TensorSpec]) -> list[list[Cells]]:
-    """The checkpoint's cells by tensor number.
-
-    Raises ``BadInput`` naming what is missing, unknown or of another shape.
-    """
-    unknown = set(checkpoint)
-    result: list[list[Cells]] = []
-    missing: list[str] = []
-    for spec in specs:
-        found = [name for name in (spec.name, *spec.aliases) if name in checkpoint.places]
-        for name in found:
-            place = checkpoint.places[name]
-            if place.dtype.name != spec.dtype or place.shape != spec.shape:
-                raise BadInput(
-                    f"{checkpoint.directory}: tensor {name} is {place.dtype.name} {list(place.shape)}, "
-                    f"the run has {spec.dtype} {list(spec.shape)}"
-                )
-        unknown -= set(found)
-        missing += [] if found else [spec.name]
-        result.append([checkpoint.cells(name) for name in found])
-    if missing:
-        raise BadInput(f"{checkpoint.directory}: lacks {describe(missing)}")
-    if unknown:
-        raise BadInput(f"{checkpoint.directory}: has {describe(sorted(unknown))}, unknown to the run")
-    return result
+def _size(journal: Path) -> int:
+    return sum(file.stat().st_size for file in (journal.iterdir() if journal.is_dir() else [journal]))
 
 
 def _digests_name(version: int) -> str:

@@ -13,9 +13,12 @@ from dcr_s3.errors import StateMismatch
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.limits import BLOCK_DENSE_BYTES
+from dcr_s3.format.region import Region
 from dcr_s3.format.run import TensorSpec
 from dcr_s3.protocol.position import Position
-from dcr_s3.targets.redo import RedoRecord, RedoWriter, apply_record, read_redo
+from dcr_s3.targets.checkpoint import Checkpoint, describe, match_checkpoint
+from dcr_s3.targets.files import SourceFile, state_files
+from dcr_s3.targets.redo import Journal, RedoRecord, RedoWriter, apply_record, read_redo
 from dcr_s3.workers import Progress, bounded_map, no_progress
 from dcr_s3.world import world
 
@@ -40,13 +43,34 @@ class Mirror(ABC):
         """Tensor ``number`` as flat cells."""
         return self.copies(number)[0]
 
+    def held_cells(self, number: int) -> int:
+        """Cells of tensor ``number`` that are kept here: all of them, unless this is one owner's share."""
+        return self.specs[number].cells
+
+    def gather(self, region: Region) -> Cells:
+        """A region's cells, flat, in its order; perhaps a view."""
+        return region.gather(self.cells(region.tensor))
+
+    def overwrite(self, record: RedoRecord) -> None:
+        """Writes the cells that a redo record names."""
+        apply_record(record, self.copies)
+
+    @property
     @abstractmethod
+    def workspace(self) -> Path:
+        """A directory beside the cells for what is being fetched; what a crash leaves there is swept."""
+
+    @abstractmethod
+    def files(self) -> list[SourceFile]:
+        """The state as the files of a checkpoint directory. They change with the mirror."""
+
     def redo(self, name: str) -> RedoWriter:
         """A new redo file for this mirror; it means nothing until given to :meth:`advance`."""
+        return RedoWriter(self.workspace / f"{name}.redo")
 
     @abstractmethod
     def advance(
-        self, target: Position, redo: Sequence[RedoWriter], digests: Sequence[StateDigest], executor: Executor
+        self, target: Position, redo: Sequence[Journal], digests: Sequence[StateDigest], executor: Executor
     ) -> None:
         """Moves to ``target`` by overwriting the staged cells.
 
@@ -62,14 +86,33 @@ class Mirror(ABC):
         """Lets go of files and locks."""
 
     def apply_files(self, paths: Sequence[Path], executor: Executor) -> None:
-        """Overwrites what the redo files say, in their order."""
+        """Overwrites what the journals say, in their order."""
         for path in paths:
+            if path.is_dir():
+                self._apply_state(path, executor)
+                continue
             for _ in bounded_map(executor, self._apply_record, read_redo(path), ahead=32):
                 pass
 
     def _apply_record(self, record: RedoRecord) -> None:
         world().reach("apply")
-        apply_record(record, self.copies)
+        self.overwrite(record)
+
+    def _apply_state(self, directory: Path, executor: Executor) -> None:
+        """Overwrites every cell with those of a checkpoint directory."""
+        source = [copies[0] for copies in match_checkpoint(Checkpoint.open(directory), self.specs)]
+        step_bytes = BLOCK_DENSE_BYTES
+
+        def one(place: tuple[int, int]) -> None:
+            number, start = place
+            world().reach("apply")
+            end = start + step_bytes // source[number].itemsize
+            for cells in self.copies(number):
+                cells[start:end] = source[number][start:end]
+
+        places = ((n, s) for n, c in enumerate(source) for s in range(0, c.size, step_bytes // c.itemsize))
+        for _ in bounded_map(executor, one, places, ahead=32):
+            pass
 
 
 class MemoryMirror(Mirror):
@@ -85,11 +128,15 @@ class MemoryMirror(Mirror):
     def copies(self, number: int) -> Sequence[Cells]:
         return self._cells[number]
 
-    def redo(self, name: str) -> RedoWriter:
-        return RedoWriter(Path(self._staging.name) / f"{name}.redo")
+    @property
+    def workspace(self) -> Path:
+        return Path(self._staging.name)
+
+    def files(self) -> list[SourceFile]:
+        return state_files(self.specs, self.cells)
 
     def advance(
-        self, target: Position, redo: Sequence[RedoWriter], digests: Sequence[StateDigest], executor: Executor
+        self, target: Position, redo: Sequence[Journal], digests: Sequence[StateDigest], executor: Executor
     ) -> None:
         for writer in redo:
             writer.close()
@@ -154,10 +201,3 @@ def verify_mirror(mirror: Mirror, executor: Executor, progress: Progress = no_pr
                 f"version {mirror.position.version}: {describe(wrong) or 'the state'} does not hold the committed bits"
             )
     return total(found)
-
-
-def describe(names: Sequence[str], limit: int = 3) -> str:
-    """Some names for a message: the first few and how many more."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    word = "tensor " if len(names) == 1 else "tensors "
-    return word + ", ".join(names[:limit]) + more if names else ""

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,45 @@ def _checksum(fields: Sequence[int], size: int, *body: bytes | memoryview) -> in
     for part in body:
         crc = zlib.crc32(part, crc)
     return crc
+
+
+class Journal(Protocol):
+    """What makes a change of version repeatable: a redo file, or a whole state in a directory."""
+
+    path: Path
+
+    def close(self) -> None:
+        """Makes it durable."""
+
+    def discard(self) -> None:
+        """Drops it."""
+
+
+class StateJournal:
+    """A checkpoint directory whose cells replace all others."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def close(self) -> None:
+        """Makes the files durable."""
+        with disk_errors(self.path):
+            for file in sorted(self.path.iterdir()):
+                with file.open("rb") as handle:
+                    world().sync(handle)
+            world().sync_directory(self.path)
+
+    def discard(self) -> None:
+        """Drops the directory."""
+        remove_directory(self.path)
+
+
+def remove_directory(path: Path) -> None:
+    """Deletes a directory of plain files."""
+    if path.is_dir():
+        for file in sorted(path.iterdir()):
+            world().unlink(file)
+        path.rmdir()
 
 
 def read_redo(path: Path) -> Iterator[RedoRecord]:

@@ -15,8 +15,8 @@ from dcr_s3.format.region import Region
 from dcr_s3.format.run import Run, TensorSpec
 from dcr_s3.protocol.position import Position, origin
 from dcr_s3.targets import redo as redo_module
-from dcr_s3.targets.checkpoint import Checkpoint
-from dcr_s3.targets.directory import DirectoryMirror, acquire, match_checkpoint
+from dcr_s3.targets.checkpoint import Checkpoint, match_checkpoint
+from dcr_s3.targets.directory import DirectoryMirror, acquire
 from dcr_s3.targets.mirror import measure, total, verify_mirror
 from dcr_s3.targets.redo import RedoRecord
 from dcr_s3.targets.state import STATE_FILE, read_state
