@@ -100,7 +100,7 @@ def main() -> None:
         make(directory, int(arguments.size_gb * GIB), arguments.changed)
         server.create_bucket("memory")
         url = "s3://memory/run"
-        environment = {**os.environ, **server.environment(), "DCR_STATE_DIR": str(directory / "state")}
+        environment = {**os.environ, **server.environment, "DCR_STATE_DIR": str(directory / "state")}
         subprocess.run(
             [sys.executable, "-c", f"import dcr_s3; dcr_s3.init_run({url!r}, {str(directory / 'v0')!r})"],
             env=environment,
