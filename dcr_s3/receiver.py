@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dcr_s3.errors import BadInput, ChainBroken, Forbidden, NotAcknowledged, NotFound, RetryError
 from dcr_s3.format import limits
@@ -32,6 +33,9 @@ from dcr_s3.targets.state import STATE_FILE
 from dcr_s3.workers import InlineExecutor, Progress, make_executor, no_progress
 from dcr_s3.world import timestamp, world
 
+if TYPE_CHECKING:
+    from dcr_s3.targets.engine.target import EngineTarget
+
 log = logging.getLogger(__name__)
 
 FETCHERS = 8
@@ -44,7 +48,8 @@ class Receiver:
     ``target`` is made from ``base`` or the run's snapshot if it is empty, and adopted in place if it holds a checkpoint
     of the run. ``name`` is what acknowledgements are filed under; each makes the receiver a member of the run for
     ``lease_s`` seconds, so that what it needs to catch up is kept. With ``released_only`` it applies a version only
-    once the sender has released it. ``workers``: decoding threads, one per core by default, 0 for none.
+    once the sender has released it. ``engine``: an engine that was loaded from the directory and moves with it.
+    ``workers``: decoding threads, one per core by default, 0 for none.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Receiver:
         acknowledge: bool = True,
         lease_s: int = DEFAULT_LEASE_S,
         released_only: bool = False,
+        engine: EngineTarget | None = None,
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -70,6 +76,7 @@ class Receiver:
         self._acknowledge = acknowledge
         self._lease_s = lease_s
         self._released_only = released_only
+        self._engine = engine
         self._workers = workers
         self._progress = progress or no_progress
 
@@ -280,9 +287,10 @@ class Receiver:
                 progress=self._progress,
             )
             stack.callback(mirror.close)
+            moving = self._engine.attach(mirror) if self._engine is not None else mirror
             yield (
                 store,
-                Replay(store, run, start, mirror, decoders=decoders, fetchers=fetchers, progress=self._progress),
+                Replay(store, run, start, moving, decoders=decoders, fetchers=fetchers, progress=self._progress),
             )
 
     def _send_ack(self, store: Store, replay: Replay) -> None:

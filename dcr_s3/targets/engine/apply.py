@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from dcr_s3.errors import ApplyExpired, ReplicaUnfit
+from dcr_s3.errors import ApplyExpired, ReplicaUnfit, StateMismatch
 from dcr_s3.targets.engine.bound import BoundEngine, Update
 from dcr_s3.world import world
 
@@ -57,8 +57,11 @@ class Applier:
         self.pause_s = 0.0
         """Length of the last pause."""
 
-    def apply(self, updates: list[Update], prove: Callable[[], None]) -> None:
-        """Writes updates in order; ``prove`` checks the result while the gate is still closed.
+    def apply(
+        self, updates: list[Update], prove: Callable[[], None], prove_old: Callable[[], None] = lambda: None
+    ) -> None:
+        """Writes updates in order; ``prove`` checks the result while the gate is still closed. Where it fails, writes
+        did not do what they should, so ``prove_old`` checks what undoing them left.
 
         Raises ``ApplyExpired`` if the pause took too long, ``ReplicaUnfit``, and what ``prove`` or the loader raise.
         """
@@ -79,7 +82,7 @@ class Applier:
             prove()
             check()
         except BaseException as error:
-            self._put_back(updates, error)
+            self._put_back(updates, error, prove_old)
             raise
         finally:
             self.pause_s = world().monotonic() - begun
@@ -91,11 +94,13 @@ class Applier:
         if self.unfit:
             raise ReplicaUnfit(f"this replica is closed: {self.unfit}; load its engine anew")
 
-    def _put_back(self, updates: list[Update], reason: BaseException) -> None:
+    def _put_back(self, updates: list[Update], reason: BaseException, prove_old: Callable[[], None]) -> None:
         try:
             for update in reversed(updates):
                 self.bound.undo(update)
             self.bound.check_in_place()
+            if isinstance(reason, StateMismatch):
+                prove_old()
             self.gate.reset_caches()
         except BaseException as error:
             self.unfit = f"an update failed ({reason}), and so did putting the engine back ({error})"

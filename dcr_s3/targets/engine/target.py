@@ -104,7 +104,7 @@ class EngineTarget:
             if self.verify == "full":
                 self._check_all(mirror, changes or {})
 
-        applier.apply([update], prove)
+        applier.apply([update], prove, lambda: self._check_all(mirror, {}))
         self.position = target
         log.info("version %d: %d elements, pause %.4f s", target.version, update.changed_elements, self.pause_s)
 
