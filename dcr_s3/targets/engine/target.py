@@ -81,6 +81,7 @@ class EngineTarget:
         """Brings the engine from the mirror's version to ``target``, as the journals say."""
         if self.position is not None and self.position.sha256 == target.sha256:
             return  # an earlier attempt got this far, but its mirror did not
+        self._opened().check_fit()
         changes = journal_changes(journals, mirror)
         self._apply(self.bound.stage(changes, mirror.cells), target, mirror, changes)
 
