@@ -17,6 +17,7 @@ from dcr_s3.format.region import Region
 from dcr_s3.format.run import TensorSpec
 from dcr_s3.protocol.position import Position
 from dcr_s3.targets.files import SourceFile
+from dcr_s3.targets.files import SourceFile
 from dcr_s3.targets.mirror import Mirror
 from dcr_s3.targets.redo import Journal, RedoRecord
 from dcr_s3.workers import bounded_map
