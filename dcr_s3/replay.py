@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from dcr_s3.catalogue import Catalogue, read_catalogue
-from dcr_s3.delta import decode_block
+from dcr_s3.delta import Changes, decode_block
 from dcr_s3.delta.account import TensorChange, account, totals
 from dcr_s3.errors import ChainBroken, CorruptObject, Forbidden, NotFound, WrongBase
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.fold import Fold
 from dcr_s3.format.keys import fold_key, manifest_key, segment_key
 from dcr_s3.format.manifest import Manifest, SegmentEntry
+from dcr_s3.format.region import Region
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import BlockEntry, SegmentHeader, parse_segment
 from dcr_s3.format.snapshot import Snapshot
@@ -46,6 +47,10 @@ FAR_BEHIND = 4
 
 PLANS = 5
 """How often a way is looked for again because objects were deleted meanwhile."""
+
+
+OnChanges = Callable[[Sequence[Region], Changes], None]
+"""Told of every block's changes, old bits included, before they are applied; perhaps from several threads."""
 
 
 class _Gone(ChainBroken):
@@ -98,6 +103,7 @@ class Replay:
         decoders: Executor,
         fetchers: Executor,
         progress: Progress = no_progress,
+        on_changes: OnChanges | None = None,
     ) -> None:
         self.store = store
         self.run = run
@@ -106,6 +112,7 @@ class Replay:
         self._decoders = decoders
         self._fetchers = fetchers
         self._progress = progress
+        self._on_changes = on_changes
         self._ahead: dict[str, Staged] = {}
 
     def catch_up(self, *, to_version: int | None = None) -> Iterator[Applied]:
@@ -352,6 +359,8 @@ class Replay:
             raise WrongBase(
                 f"{key}: {names}: the bits held here are not those the delta was made from; run `dcr-s3 verify`"
             )
+        if self._on_changes is not None:
+            self._on_changes(block.regions, changes)
         return account_, RedoRecord(block.regions, changes.positions, changes.new)
 
     def _check_place(self, key: str, place: _Place, header: SegmentHeader) -> None:

@@ -36,9 +36,9 @@ class SegmentSizes:
 class _OpenSegment:
     """One segment being filled: bytes not yet sent, digests, index entries."""
 
-    def __init__(self, header: SegmentHeader) -> None:
+    def __init__(self, header: SegmentHeader, key: str) -> None:
         self.header = header
-        self.key = segment_key(header.version, header.attempt, header.owner, header.seq)
+        self.key = key
         self.buffer = bytearray()
         self.sha256 = hashlib.sha256()
         self.size_bytes = 0
@@ -54,10 +54,16 @@ class _OpenSegment:
         self.size_bytes += len(data)
 
 
+def version_place(header: SegmentHeader) -> str:
+    """Key of a version's segment."""
+    return segment_key(header.version, header.attempt, header.owner, header.seq)
+
+
 class SegmentWriter:
     """One owner's segments of one attempt. Not thread-safe: the caller appends in order, one block at a time.
 
-    At most ``in_flight`` parts wait for the network; then :meth:`append` blocks, and with it the encoders.
+    At most ``in_flight`` parts wait for the network; then :meth:`append` blocks, and with it the encoders. ``place``
+    gives a segment's key.
     """
 
     def __init__(
@@ -69,12 +75,14 @@ class SegmentWriter:
         timeline: Timeline,
         *,
         in_flight: int = 8,
+        place: Callable[[SegmentHeader], str] = version_place,
     ) -> None:
         self._store = store
         self._next = header
         self._uploaders = uploaders
         self._sizes = sizes
         self._timeline = timeline
+        self._place = place
         self._slots = threading.Semaphore(in_flight)
         self._open: _OpenSegment | None = None
         self._closing: list[Future[SegmentEntry]] = []
@@ -84,7 +92,7 @@ class SegmentWriter:
         """Adds a block; ``entry.offset`` is filled in here."""
         segment = self._open
         if segment is None:
-            segment = self._open = _OpenSegment(self._next)
+            segment = self._open = _OpenSegment(self._next, self._place(self._next))
             self._begun.append(segment)
             self._next = replace(self._next, seq=self._next.seq + 1)
         segment.blocks.append(replace(entry, offset=segment.size_bytes))

@@ -7,12 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
 
-from dcr_s3.delta import encode_block
-from dcr_s3.delta.account import TensorChange, account, totals
+from dcr_s3.delta.account import TensorChange
 from dcr_s3.errors import BadInput, CommitConflict, Fenced, OwnerFailed
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.digest import StateDigest
@@ -23,7 +21,7 @@ from dcr_s3.format.run import Run
 from dcr_s3.format.segment import BlockEntry
 from dcr_s3.mapping.cells import Source, mapped_source, tensor_source
 from dcr_s3.reports import PublishReport
-from dcr_s3.sending.blocks import Block, BlockBuilder
+from dcr_s3.sending.blocks import Block, BlockBuilder, encode
 from dcr_s3.sending.segments import SegmentWriter
 from dcr_s3.targets.checkpoint import Checkpoint, describe
 from dcr_s3.targets.mirror import Mirror, total
@@ -229,25 +227,11 @@ class VersionWriter:
     def _encode(self, block: Block) -> _Encoded:
         with self.timeline.stage("scan_encode"):
             old = [self._baseline.gather(region) for region in block.regions]
-            coded = encode_block(block.dtype, old, block.new, context=self._run.coding == "context")
-            changed = len(coded.changes.positions)
-            if not changed:
+            coded = encode(block, old, self._baseline.keys, context=self._run.coding == "context")
+            if coded is None:
                 return _Encoded(block.size_bytes)
-            changes = tuple(account(block.regions, coded.changes, self._baseline.keys))
-            self._redo.append(RedoRecord(tuple(block.regions), coded.changes.positions, coded.changes.new))
-            entry = BlockEntry(
-                offset=0,
-                size_bytes=len(coded.payload),
-                coding=coded.coding,
-                dtype=block.dtype,
-                cells=sum(r.cells for r in block.regions),
-                changed=changed,
-                sha256=sha256(coded.payload).digest(),
-                old=totals(changes)[0],
-                new=totals(changes)[1],
-                regions=tuple(block.regions),
-            )
-            return _Encoded(block.size_bytes, entry, coded.payload, changes)
+            self._redo.append(RedoRecord(coded.entry.regions, coded.positions, coded.new))
+            return _Encoded(block.size_bytes, coded.entry, coded.payload, coded.changes)
 
     def _wait(self) -> None:
         """Until the oldest block has been taken."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,6 @@ from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.region import Region
 from dcr_s3.format.run import TensorSpec
 from dcr_s3.protocol.position import Position
-from dcr_s3.targets.files import SourceFile
 from dcr_s3.targets.files import SourceFile
 from dcr_s3.targets.mirror import Mirror
 from dcr_s3.targets.redo import Journal, RedoRecord
@@ -91,7 +90,9 @@ class ShardMirror(Mirror):
         self._staging.cleanup()
 
 
-def measure_pieces(pieces: Mapping[Region, Cells], keys: Sequence[TensorKey], executor: Executor) -> list[StateDigest]:
+def measure_pieces(
+    pieces: Iterable[tuple[Region, Cells]], keys: Sequence[TensorKey], executor: Executor
+) -> list[StateDigest]:
     """Per tensor, the sum over the pieces' cells; 0 where none is held. ``keys`` are by tensor number."""
     digests = [StateDigest()] * len(keys)
 
@@ -106,6 +107,6 @@ def measure_pieces(pieces: Mapping[Region, Cells], keys: Sequence[TensorKey], ex
             result += digest_at(key, region.canonical(positions), cells[start : start + _INDEX_CELLS])
         return region.tensor, result
 
-    for number, digest in bounded_map(executor, one, pieces.items(), ahead=16):
+    for number, digest in bounded_map(executor, one, pieces, ahead=16):
         digests[number] += digest
     return digests
