@@ -67,7 +67,8 @@ class Region:
         if self.is_run:
             return cells[self.start : self.start + self.shape[0]]
         strides = tuple(s * cells.itemsize for s in self.strides)
-        return np.lib.stride_tricks.as_strided(cells[self.start :], self.shape, strides, writeable=False).reshape(-1)
+        box = np.lib.stride_tricks.as_strided(cells[self.start :], self.shape, strides, writeable=False)
+        return np.ascontiguousarray(box).reshape(-1)
 
 
 _HEAD = struct.Struct("<IIQ")

@@ -274,6 +274,7 @@ class VersionWriter:
             self._submit(block)
         while self._pending:
             self._wait()
+        self._raise_error()
         entries = tuple(self._segments.finish())
         gain = total(self._digests) - total(self._baseline.digests)
         return Draft(entries, tuple(self._digests), gain, tuple(sorted(self._touched)), self._changed, self._redo)

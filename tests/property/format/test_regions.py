@@ -33,7 +33,9 @@ def test_canonical_and_gather_follow_the_definition(region: Region) -> None:
     positions = np.arange(region.cells, dtype=np.uint32)
     cells = np.arange(max(expected) + 1, dtype=np.uint16)
     assert region.canonical(positions).tolist() == expected
-    assert region.gather(cells).tolist() == expected
+    gathered = region.gather(cells)
+    assert gathered.tolist() == expected
+    assert gathered.flags.c_contiguous
 
 
 @given(regions())

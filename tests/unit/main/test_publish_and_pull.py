@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from dcr_s3.errors import (
     WrongBase,
 )
 from dcr_s3.format.keys import manifest_key
+from dcr_s3.sending import version as version_module
 from dcr_s3.store.memory import MemoryStore
 from dcr_s3.store.metered import MeteredStore
 from dcr_s3.testing.checkpoints import State, changed, differing, load, make_state, save
@@ -160,6 +163,30 @@ def test_an_exception_in_the_block_aborts_and_changes_nothing() -> None:
             version.add("embed", tensors(changed(BASE, 2))["embed"])
             raise ZeroDivisionError
         assert [o.key for o in store.list("manifests/")] == manifests
+        assert segments(store) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("failing", [1, 2, 3, 4, 5, 6, 7])
+def test_a_block_that_cannot_be_coded_fails_the_version_whichever_it_is(
+    workers: int, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = version_module.encode_block, itertools.count(1)
+
+    def breaking(*arguments: Any, **keywords: Any) -> Any:
+        if next(calls) == failing:
+            raise MemoryError
+        return real(*arguments, **keywords)
+
+    store = MemoryStore()
+    with Sender.open(store, base=tensors(BASE), workers=workers) as sender:
+        before = sender.position
+        with monkeypatch.context() as patch:
+            patch.setattr(version_module, "encode_block", breaking)
+            with pytest.raises(MemoryError):
+                sender.publish(tensors(changed(BASE, 2)))
+        assert next(calls) > failing
+        assert sender.position == before
         assert segments(store) == []
 
 
