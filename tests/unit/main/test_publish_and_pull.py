@@ -27,7 +27,7 @@ from dcr_s3.errors import (
     WrongBase,
 )
 from dcr_s3.format.keys import manifest_key
-from dcr_s3.sending import version as version_module
+from dcr_s3.sending import blocks as blocks_module
 from dcr_s3.store.memory import MemoryStore
 from dcr_s3.store.metered import MeteredStore
 from dcr_s3.testing.checkpoints import State, changed, differing, load, make_state, save
@@ -171,7 +171,7 @@ def test_an_exception_in_the_block_aborts_and_changes_nothing() -> None:
 def test_a_block_that_cannot_be_coded_fails_the_version_whichever_it_is(
     workers: int, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = version_module.encode_block, itertools.count(1)
+    real, calls = blocks_module.encode_block, itertools.count(1)
 
     def breaking(*arguments: Any, **keywords: Any) -> Any:
         if next(calls) == failing:
@@ -182,7 +182,7 @@ def test_a_block_that_cannot_be_coded_fails_the_version_whichever_it_is(
     with Sender.open(store, base=tensors(BASE), workers=workers) as sender:
         before = sender.position
         with monkeypatch.context() as patch:
-            patch.setattr(version_module, "encode_block", breaking)
+            patch.setattr(blocks_module, "encode_block", breaking)
             with pytest.raises(MemoryError):
                 sender.publish(tensors(changed(BASE, 2)))
         assert next(calls) > failing
