@@ -57,10 +57,10 @@ class DirectoryMirror(Mirror):
                 )
             digests = _read_digests(directory, (state.target or state.position).version, len(run.tensors))
             mirror = cls(directory, run, state, digests, lock)
+            mirror._recover()
         except BaseException:
             lock.release()
             raise
-        mirror._recover()
         return mirror
 
     @classmethod
