@@ -242,6 +242,11 @@ class VersionWriter:
             self._drain()
         self._raise_error()
 
+    def _unfinished(self) -> bool:
+        """Whether a block is still to be taken; not while another thread is taking the last one."""
+        with self._order:
+            return bool(self._pending) and self._error is None
+
     def _drain(self) -> None:
         """Takes finished blocks from the head of the queue, in order, whichever thread finished them."""
         with self._order:
@@ -272,7 +277,7 @@ class VersionWriter:
             raise BadInput(f"version is incomplete: {describe(missing)} not added; every version names every tensor")
         for block in self._builder.flush():
             self._submit(block)
-        while self._pending:
+        while self._unfinished():
             self._wait()
         self._raise_error()
         entries = tuple(self._segments.finish())
