@@ -14,7 +14,7 @@ from dcr_s3.cli.stopping import stop_by_event
 if TYPE_CHECKING:
     from dcr_s3.reports import PublishReport, PullReport
 
-_EXIT_CODES = """
+EXIT_CODES = """
 Exit codes: 0 done, or nothing new. 2 wrong command line. 10 try again later. 11 start again from the newest version.
 12 fix an argument, a permission or a file. 13 stored bytes are not what was committed: stop and look. 1 unexpected.
 130 and 143: stopped by Ctrl-C or SIGTERM.
@@ -22,7 +22,7 @@ Exit codes: 0 done, or nothing new. 2 wrong command line. 10 try again later. 11
 
 app = typer.Typer(
     help="Publish policy versions to an S3 bucket as the bits that changed; pull them bit-exact.",
-    epilog=_EXIT_CODES,
+    epilog=EXIT_CODES,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -38,6 +38,10 @@ Mirror = Annotated[
 Base = Annotated[Path | None, typer.Option("--base", metavar="DIR", help="Checkpoint directory of version 0.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and JSON, if asked for).")]
+Nearby = Annotated[
+    list[str] | None,
+    typer.Option("--nearby", metavar="URL", help="A relay's copy of the run to read from first; may be repeated."),
+]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log to stderr; twice for more.")]
 
 
@@ -56,7 +60,7 @@ def _options(
     pass
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def init(
     run: RunUrl,
     base: Annotated[Path, typer.Option("--base", metavar="DIR", help="Checkpoint directory that becomes version 0.")],
@@ -85,7 +89,7 @@ def init(
         out.result(data, f"run {made.run_id}: {tensors}, state {made.state}")
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def publish(
     run: RunUrl,
     directory: Directory,
@@ -106,7 +110,7 @@ def publish(
         out.result(report.model_dump(mode="json"), f"published {describe(report)}")
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def pull(
     run: RunUrl,
     directory: Mirror,
@@ -114,35 +118,65 @@ def pull(
     version: Annotated[
         int | None, typer.Option("--version", help="Stop at this version instead of the newest.")
     ] = None,
+    nearby: Nearby = None,
+    cron: Annotated[
+        bool, typer.Option("--cron", help="Say nothing unless something was pulled; a pull at work is as good as mine.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Give up after that, with code 10.")
+    ] = None,
+    jitter: Annotated[
+        float, typer.Option("--jitter", metavar="SECONDS", min=0, help="Wait a random time up to that first.")
+    ] = 0.0,
+    textfile: Annotated[
+        Path | None, typer.Option("--textfile", metavar="FILE", help="Leave Prometheus metrics for node_exporter.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Bring a directory to the newest version."""
-    from dcr_s3 import Receiver
+    """Bring a directory to the newest version. Costs one request where nothing is new."""
+    from dcr_s3.cli.limits import spread, time_limit
+    from dcr_s3.cli.pulling import measured, pull_once
 
-    with Output(as_json=as_json, quiet=quiet, verbose=verbose) as out:
-        report = Receiver(run, directory, base=base, progress=out.progress).pull(to_version=version)
-        nothing = f"nothing new: {directory} holds version {report.version}"
-        out.result(report.model_dump(mode="json"), nothing if report.up_to_date else f"pulled {describe(report)}")
+    with (
+        Output(as_json=as_json, quiet=quiet, verbose=verbose) as out,
+        measured(run, textfile) as metrics,
+        time_limit(timeout),
+    ):
+        spread(jitter)
+        report = pull_once(
+            run, directory, base=base, nearby=nearby or [], to_version=version, skip_busy=cron, progress=out.progress
+        )
+        if report is None:
+            return
+        metrics.observe(report)
+        if not (cron and report.up_to_date):
+            nothing = f"nothing new: {directory} holds version {report.version}"
+            out.result(report.model_dump(mode="json"), nothing if report.up_to_date else f"pulled {describe(report)}")
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def follow(
     run: RunUrl,
     directory: Mirror,
     base: Base = None,
     poll_interval: Annotated[float, typer.Option("--poll-interval", metavar="SECONDS", min=0.01)] = 2.0,
     until_version: Annotated[int | None, typer.Option("--until-version", help="End when this version is held.")] = None,
+    nearby: Nearby = None,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics there, on loopback.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Keep a directory at the newest version. Ctrl-C ends it after the version in hand.
+    """Keep a directory at the newest version. Ctrl-C or SIGTERM ends it after the version in hand, SIGHUP begins anew.
 
     With --json, one object at the end: the sums over all pulls, and the last pull's own report.
     """
-    from dcr_s3 import Receiver
+    from dcr_s3.cli.pulling import follow_as_service
+    from dcr_s3.metrics import Metrics
 
     sums = {"pulls": 0, "changed_elements": 0, "wire_bytes": 0}
     last: PullReport | None = None
@@ -154,10 +188,23 @@ def follow(
             sums["pulls"] += 1
             sums["changed_elements"] += report.changed_elements
             sums["wire_bytes"] += report.wire_bytes
+            metrics.observe(report)
             out.note(f"pulled {describe(report)}")
 
-        receiver = Receiver(run, directory, base=base, progress=out.progress)
-        receiver.follow(on_pull, stop, until_version=until_version, poll_interval_s=poll_interval)
+        metrics = Metrics(run, "receiver")
+        if metrics_port is not None:
+            metrics.serve(metrics_port)
+        follow_as_service(
+            run,
+            directory,
+            base=base,
+            nearby=nearby or [],
+            on_pull=on_pull,
+            stop=stop,
+            until_version=until_version,
+            poll_interval_s=poll_interval,
+            progress=out.progress,
+        )
         if not stop.is_set():
             data = {
                 "version": last.version if last else None,
@@ -167,7 +214,7 @@ def follow(
             out.result(data, f"followed: {sums['pulls']} pulls, {size(sums['wire_bytes'])} received")
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def verify(
     run: RunUrl, directory: Directory, as_json: AsJson = False, quiet: Quiet = False, verbose: Verbose = 0
 ) -> None:
@@ -180,7 +227,7 @@ def verify(
         out.result(report.model_dump(mode="json"), f"{proved}, state {report.state_digest}")
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def status(
     run: RunUrl,
     last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest versions to show.")] = 20,
@@ -198,7 +245,7 @@ def status(
         out.result(found.model_dump(mode="json"), *status_tables(found))
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def inspect(
     run: RunUrl,
     version: Annotated[
@@ -218,21 +265,22 @@ def inspect(
         out.result(found.model_dump(mode="json"), *inspect_tables(found))
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Policy updates to publish.")] = 8,
-    warmup_steps: Annotated[int, typer.Option("--warmup-steps", min=0, help="Pretraining steps before them.")] = 240,
+    warmup_steps: Annotated[int, typer.Option("--warmup-steps", min=0, help="Pretraining steps before them.")] = 200,
     learning_rate: Annotated[float, typer.Option("--learning-rate", min=0.0)] = 1e-6,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Train a small language model here, publish every step to an embedded S3 server, follow with two processes."""
-    from dcr_s3.cli.demo.show import run_demo
+    from dcr_s3.cli.demo.board import step_table
+    from dcr_s3.cli.demo.show import RECEIVERS, run_demo
 
     with Output(as_json=as_json, quiet=quiet, verbose=verbose) as out:
         outcome = run_demo(out, steps=steps, warmup_steps=warmup_steps, learning_rate=learning_rate)
-        out.result(outcome.model_dump(mode="json"), outcome.closing_lines())
+        out.result(outcome.model_dump(mode="json"), step_table(outcome.steps, RECEIVERS), outcome.closing_lines())
 
 
 def describe(report: PublishReport | PullReport) -> str:

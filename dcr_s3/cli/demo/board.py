@@ -70,10 +70,10 @@ class Board:
     def render(self) -> Table:
         """The table as it stands."""
         self.refresh()
-        return render(self.rows, self._fleet.names)
+        return step_table(self.rows, self._fleet.names)
 
 
-def render(rows: Sequence[StepRow], receivers: Sequence[str]) -> Table:
+def step_table(rows: Sequence[StepRow], receivers: Sequence[str]) -> Table:
     """Rows as a table."""
     made = table(
         "", "step", "version", "reward", "changed", "sent", "full copy", "less", "publish", *receivers, "<bits"

@@ -18,7 +18,7 @@ class Shape:
     vocab_size: int = 256
     hidden_size: int = 256
     intermediate_size: int = 704
-    num_hidden_layers: int = 4
+    num_hidden_layers: int = 3
     num_attention_heads: int = 4
     max_position_embeddings: int = 256
 

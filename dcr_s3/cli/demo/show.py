@@ -26,7 +26,8 @@ from dcr_s3.testing.servers import EmbeddedS3, LocalServer
 
 RECEIVERS = ("receiver-a", "receiver-b")
 _BUCKET = "demo"
-_ARRIVAL_TIMEOUT_S = 60.0
+_ARRIVAL_TIMEOUT_S = 120.0
+_FENCE_VERSION = 1  # a sender that opens a run commits an empty version first
 
 
 class DemoOutcome(BaseModel):
@@ -66,15 +67,15 @@ def run_demo(out: Output, *, steps: int, warmup_steps: int, learning_rate: float
             f"publishing to {url} on an embedded S3 server; {' and '.join(RECEIVERS)} follow in their own processes"
         )
         mirrors = [home / name for name in RECEIVERS]
-        with Fleet(url, mirrors) as fleet:
+        with Fleet(url, mirrors) as fleet, Sender.open(url, base=base, state_dir=home / "state") as sender:
+            fleet.wait_for(_FENCE_VERSION, _ARRIVAL_TIMEOUT_S)
             board = Board(fleet)
-            shown = not out.as_json and not out.quiet
-            with Live(get_renderable=board.render, console=stdout) if shown else nullcontext():
-                with Sender.open(url, base=base, state_dir=home / "state") as sender:
-                    for step in range(1, steps + 1):
-                        _train_and_publish(trainer, sender, board, dense, step)
+            live = stdout.is_terminal and not out.as_json and not out.quiet
+            with Live(get_renderable=board.render, console=stdout, transient=True) if live else nullcontext():
+                for step in range(1, steps + 1):
+                    _train_and_publish(trainer, sender, board, dense, step)
                 fleet.wait_for(board.rows[-1].version, _ARRIVAL_TIMEOUT_S)
-                board.refresh()
+            board.refresh()
         _prove(board, mirrors, dense)
         return DemoOutcome(
             parameters=trainer.parameters,

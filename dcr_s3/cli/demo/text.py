@@ -42,11 +42,11 @@ def _documents() -> Iterator[str]:
 
 
 def vocabulary(text: bytes) -> frozenset[bytes]:
-    """Words of three letters and more, in lower case, that stand in ``text`` at least three times."""
+    """Words of two letters and more, in lower case, that stand in ``text`` at least three times."""
     counts: dict[bytes, int] = {}
     for word in _WORD.findall(text.lower()):
         counts[word] = counts.get(word, 0) + 1
-    return frozenset(word for word, count in counts.items() if count >= 3 and len(word) >= 3)
+    return frozenset(word for word, count in counts.items() if count >= 3 and len(word) >= 2)
 
 
 def reward(completion: bytes, words: frozenset[bytes]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ class Trainer:
 
     def __init__(self, *, seed: int = 0, learning_rate: float = 2e-6, shape: Shape | None = None) -> None:
         torch.manual_seed(seed)
+        # One core is left to the server and the receivers: torch's threads wait for each other by spinning.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
         self.shape = shape or Shape()
         self.generator = torch.Generator().manual_seed(seed)
         self.text = corpus()

@@ -1,0 +1,107 @@
+"""Pulling and following as commands do it: from cron, as a service, with metrics, from the nearest copy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from dcr_s3.cli.service import Notifier, WatchedStore, reload_by_event
+from dcr_s3.errors import Busy, DcrError
+from dcr_s3.format.ack import DEFAULT_LEASE_S
+from dcr_s3.glance import glance, remember
+from dcr_s3.metrics import Metrics
+from dcr_s3.receiver import Receiver
+from dcr_s3.reports import PullReport
+from dcr_s3.store import Store, open_store
+from dcr_s3.store.nearby import NearbyStore
+from dcr_s3.workers import Progress
+
+
+def open_nearest(run: str, nearby: Sequence[str]) -> Store:
+    """The store of a run, read from the first address of ``nearby`` that has what is wanted."""
+    return NearbyStore(open_store(run), [open_store(url) for url in nearby]) if nearby else open_store(run)
+
+
+def pull_once(
+    run: str,
+    directory: Path,
+    *,
+    base: Path | None,
+    nearby: Sequence[str],
+    to_version: int | None,
+    skip_busy: bool,
+    progress: Progress,
+) -> PullReport | None:
+    """One pull, which costs one request where nothing is new; None if another process is at work on the directory and
+    ``skip_busy`` says that this is as good."""
+    with closing(open_nearest(run, nearby)) as store:
+        found = glance(store, directory) if to_version is None else None
+        if found is not None:
+            return found
+        try:
+            report = Receiver(store, directory, base=base, progress=progress).pull(to_version=to_version)
+        except Busy:
+            if skip_busy:
+                return None
+            raise
+        remember(directory, report, for_s=DEFAULT_LEASE_S / 3)
+        return report
+
+
+@contextmanager
+def measured(run: str, textfile: Path | None) -> Iterator[Metrics]:
+    """Metrics of the block, written to ``textfile`` at its end whatever it came to."""
+    metrics = Metrics(run, "receiver")
+    try:
+        yield metrics
+    except DcrError as error:
+        metrics.fail(error)
+        raise
+    finally:
+        if textfile is not None:
+            metrics.write(textfile)
+
+
+def follow_as_service(
+    run: str,
+    directory: Path,
+    *,
+    base: Path | None,
+    nearby: Sequence[str],
+    on_pull: Callable[[PullReport], None],
+    stop: threading.Event,
+    until_version: int | None,
+    poll_interval_s: float,
+    progress: Progress,
+) -> None:
+    """Follows until ``stop``; SIGHUP ends what is in hand and begins anew, with credentials and profile read again.
+
+    A service manager that listens is told of readiness, of each version, and that work goes on.
+    """
+    notifier = Notifier()
+
+    def moved(stage: str, done_bytes: int, total_bytes: int) -> None:
+        notifier.alive()
+        progress(stage, done_bytes, total_bytes)
+
+    def pulled(report: PullReport) -> None:
+        notifier.status(f"holds version {report.version}")
+        on_pull(report)
+
+    again = True
+    with reload_by_event(stop) as reload:
+        while again:
+            with closing(open_nearest(run, nearby)) as inner:
+                store = WatchedStore(inner, notifier.alive)
+                notifier.ready()
+                Receiver(store, directory, base=base, progress=moved).follow(
+                    pulled, stop, until_version=until_version, poll_interval_s=poll_interval_s
+                )
+            again = reload.is_set()
+            if again:
+                notifier.reloading()
+                reload.clear()
+                stop.clear()
+    notifier.stopping()
