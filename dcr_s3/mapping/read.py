@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from dcr_s3.errors import BadInput
@@ -16,7 +18,7 @@ class Reader:
     others are copies, made one piece at a time.
     """
 
-    def __init__(self, shards: dict[str, Shard]) -> None:
+    def __init__(self, shards: Mapping[str, Shard]) -> None:
         self._shards = shards
         self._plain: tuple[str, torch.Tensor] | None = None
 
