@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 from dcr_s3.errors import CorruptObject, NotFound
 from dcr_s3.format.document import Document
 from dcr_s3.format.keys import manifest_key
-from dcr_s3.format.run import Run
 from dcr_s3.reports import PullReport
 from dcr_s3.store.base import Store
 from dcr_s3.targets.state import WORK_DIR, read_state, write_durably
@@ -18,7 +17,8 @@ _FILE = "glance.json"
 
 
 class Glance(Document):
-    """What a report says of a run, kept in the directory so that it need not be fetched."""
+    """What a report says of a run, kept in the directory so that it need not be fetched. After ``until`` (seconds since
+    the epoch) the receiver's lease is due, and a whole pull renews it."""
 
     MAGIC: ClassVar[str] = "dcr_s3/glance"
     magic: Literal["dcr_s3/glance"] = "dcr_s3/glance"
@@ -26,12 +26,13 @@ class Glance(Document):
     run_id: str
     total_elements: int
     dense_bytes: int
+    until: float
 
 
 def glance(store: Store, directory: Path) -> PullReport | None:
     """The report of a pull that finds nothing new; None where there is, or may be, something to do.
 
-    Sends one request, whose reply has no body while nothing is new. Raises store errors.
+    Sends one request, whose reply has no body. Raises store errors.
     """
     begun = world().monotonic()
     try:
@@ -39,7 +40,9 @@ def glance(store: Store, directory: Path) -> PullReport | None:
         known = Glance.from_bytes((directory / WORK_DIR / _FILE).read_bytes(), where=str(directory / WORK_DIR / _FILE))
     except (OSError, CorruptObject):
         return None
-    if state is None or state.status != "clean" or state.journals or known.run_id != state.position.run_id:
+    if state is None or state.status != "clean" or state.journals or world().time() >= known.until:
+        return None
+    if known.run_id != state.position.run_id:
         return None
     try:
         store.head(manifest_key(state.position.version + 1))
@@ -57,9 +60,14 @@ def glance(store: Store, directory: Path) -> PullReport | None:
     return None
 
 
-def remember(directory: Path, run: Run) -> None:
-    """Makes later glances possible; call it with the directory's lock held."""
-    path = directory / WORK_DIR / _FILE
-    if not path.exists():
-        known = Glance(run_id=run.run_id, total_elements=run.total_elements, dense_bytes=run.dense_bytes)
-        write_durably(path, known.to_bytes())
+def remember(directory: Path, report: PullReport, *, for_s: float) -> None:
+    """Makes glances possible for ``for_s`` seconds, after a pull with this report."""
+    state = read_state(directory)
+    if state is not None and state.position.version == report.version:
+        known = Glance(
+            run_id=state.position.run_id,
+            total_elements=report.total_elements,
+            dense_bytes=report.dense_bytes,
+            until=world().time() + for_s,
+        )
+        write_durably(directory / WORK_DIR / _FILE, known.to_bytes())

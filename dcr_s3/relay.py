@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from dcr_s3.errors import ChainBroken, CorruptObject, NotFound, PreconditionFailed, RetryError, RunExists, RunMissing
 from dcr_s3.format import limits
-from dcr_s3.format.ack import Ack
+from dcr_s3.format.ack import DEFAULT_LEASE_S, Ack
 from dcr_s3.format.digest import sha256_hex
 from dcr_s3.format.keys import MANIFEST_PREFIX, RUN_KEY, ack_key, manifest_key, manifest_version, segment_key
 from dcr_s3.format.manifest import Manifest, SegmentEntry
@@ -151,7 +151,7 @@ class _Work:
         self._progress = progress
         self._ahead: dict[str, str] = {}
         self._versions = 0
-        self._acked = -1
+        self._acked = (-1, 0.0)
         run, start, body = _read_run(source)
         self._run = run
         self._targets = [_Target(s, _target_position(source, s, run, start, body)) for s in stores]
@@ -245,8 +245,9 @@ class _Work:
         return True
 
     def _send_ack(self) -> None:
-        version = self.version
-        if self._name is None or version == self._acked:
+        """For a version not acknowledged yet, and when a third of the lease has passed."""
+        version, now = self.version, world().monotonic()
+        if self._name is None or (version == self._acked[0] and now - self._acked[1] < DEFAULT_LEASE_S / 3):
             return
         position = next(t.position for t in self._targets if t.position.version == version)
         ack = Ack(
@@ -257,7 +258,7 @@ class _Work:
             proved_at=timestamp(),
         )
         self._source.put(ack_key(self._name), bytearray(ack.to_bytes()))
-        self._acked = version
+        self._acked = version, now
 
 
 def _read_run(source: Store) -> tuple[Run, Position, bytes]:
