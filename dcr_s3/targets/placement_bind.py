@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -48,21 +48,21 @@ def bind_loader(
     return Placement(tuple(specs), plans, tuple(fixed))
 
 
-def move_to_dense(placement: Placement, wrong: Sequence[int]) -> Placement:
+def move_to_dense(placement: Placement, wrong: Sequence[int], companions: Callable[[int], Iterable[int]]) -> Placement:
     """The placement with tensors whose bits were changed after loading (repacked, say) on the dense route, each
-    together with all that share its storage.
+    together with all that share its storage. ``companions`` gives the storages that move together with one.
     """
     by_storage: dict[int, set[int]] = defaultdict(set)
     for number, plan in enumerate(placement.plans):
         for storage in plan.storages:
             by_storage[storage].add(number)
     groups = _Groups(len(placement.specs))
-    for plan in placement.plans:
-        if plan.route is Route.DENSE:
-            groups.join(plan.group, plan.reason)
-    for number in wrong:
-        for storage in placement.plans[number].storages:
-            groups.join({number, *by_storage[storage]}, "its bits are changed after loading")
+    for number, plan in enumerate(placement.plans):
+        if plan.route is not Route.DENSE and number not in wrong:
+            continue
+        reason = plan.reason if plan.route is Route.DENSE else "its bits are changed after loading"
+        storages = {other for storage in plan.storages for other in companions(storage)} | plan.storages
+        groups.join({number, *plan.group}.union(*(by_storage[s] for s in storages)), reason)
     plans = []
     for number, plan in enumerate(placement.plans):
         group = groups.of(number)

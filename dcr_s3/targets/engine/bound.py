@@ -37,14 +37,17 @@ def nothing_more(names: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """What is needed of an engine: its loader, its tensors by name as they are now, tensors kept as plain attributes,
-    and what it does to tensors of some names after they were loaded.
+    """What is needed of an engine: its loader, its tensors by name as they are now, tensors kept as plain attributes.
+
+    ``after_loading`` is what it does to tensors of some names once they are loaded; ``companions`` names the tensors
+    that this treats together with a given one.
     """
 
     load_weights: LoadWeights
     tensors: Callable[[], dict[str, torch.Tensor]]
     attributes: Callable[[], dict[str, torch.Tensor]] = dict
     after_loading: Callable[[Iterable[str]], None] = nothing_more
+    companions: Callable[[str], Iterable[str]] = lambda name: (name,)
 
 
 @dataclass(frozen=True)
@@ -170,13 +173,17 @@ class BoundEngine:
     def _prove(self, canonical: Canonical) -> None:
         wrong = [n for n in self.placement.by_route(Route.PLANNED) if not self._same_bits(n, canonical)]
         wrong += self._wrong_conversions(canonical)
-        self.placement = move_to_dense(self.placement, wrong)
+        self.placement = move_to_dense(self.placement, wrong, self._companions)
         for group in self.placement.groups():
             if not self._group_is_right(group, canonical):
                 raise BadInput(
                     f"{self._names(group)}: the engine does not hold what its loader makes of the run's weights "
                     f"({self.placement.plans[group[0]].reason}), so it cannot be updated; was it loaded from this run?"
                 )
+
+    def _companions(self, storage: int) -> set[int]:
+        names = {other for name in self.storages.items[storage].names for other in self.engine.companions(name)}
+        return {number for number, item in enumerate(self.storages.items) if names & set(item.names)}
 
     def _same_bits(self, number: int, canonical: Canonical) -> bool:
         cells = canonical(number)
