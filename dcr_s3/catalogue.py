@@ -46,6 +46,8 @@ class Catalogue:
     manifests: dict[int, Manifest] = field(default_factory=dict)
     folds: dict[tuple[int, int], Fold] = field(default_factory=dict)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    attempts: dict[int, str] = field(default_factory=dict)
+    """Committed attempt by version, also of versions whose segments are gone."""
 
 
 def read_catalogue(store: Store, start: Position, held: Position | None, fetchers: Executor) -> Catalogue:
@@ -78,6 +80,7 @@ def _add_deltas(
         before = catalogue.positions.get(manifest.version - 1)
         step = before.step if before is not None else None
         catalogue.newest = max(catalogue.newest, manifest.version)
+        catalogue.attempts[manifest.version] = manifest.attempt
         catalogue.positions[manifest.version] = position_after(manifest, body, earlier_step=step)
         keys = [(manifest.key(s), s.size_bytes) for s in manifest.segments]
         if before is not None and _follows(manifest, before) and _complete(keys, present):

@@ -17,19 +17,21 @@ from dcr_s3.format.owner import OwnerList
 from dcr_s3.format.release import Release
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import SegmentHeader
+from dcr_s3.format.snapshot import Snapshot
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.membership import Required
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import load_run, read_position
 from dcr_s3.replay import Replay
 from dcr_s3.reports import PublishReport
+from dcr_s3.retention import MIN_AGE_S, GcReport, gc
 from dcr_s3.sending.baseline import open_baseline
 from dcr_s3.sending.commit import commit
 from dcr_s3.sending.create import Base, create_run, read_base
 from dcr_s3.sending.owners import Owners, ranges
 from dcr_s3.sending.segments import SegmentSizes, SegmentWriter
 from dcr_s3.sending.version import Draft, VersionWriter
-from dcr_s3.snapshots import find_snapshot, upload_snapshot
+from dcr_s3.snapshots import find_snapshot, publish_snapshot, upload_snapshot
 from dcr_s3.store import Store, open_store
 from dcr_s3.store.metered import MeteredStore
 from dcr_s3.targets.checkpoint import Checkpoint
@@ -279,6 +281,14 @@ class Sender:
         not proved it, ``BadInput``.
         """
         return joint.release(self._store, self._position_of(version), required)
+
+    def snapshot(self) -> Snapshot:
+        """Puts the newest version into the bucket as a full state, from the baseline, proving it first."""
+        return publish_snapshot(self._store, self._baseline, self._encoders, self._progress)
+
+    def sweep(self, *, min_age_s: float = MIN_AGE_S) -> GcReport:
+        """Deletes what earlier senders left of attempts that can never be committed, if older than ``min_age_s``."""
+        return gc(self._store, min_age_s=min_age_s, uncommitted_only=True, dry_run=False, workers=0)
 
     def _position_of(self, version: int) -> Position:
         return self.position if version == self.position.version else read_position(self._store, self._start, version)

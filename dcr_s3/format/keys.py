@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal, NamedTuple
 
 RUN_KEY = "run.json"
 RELEASE_KEY = "release.json"
@@ -20,6 +21,9 @@ RECEIVER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _FILE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 _SNAPSHOT = re.compile(rf"snapshots/([0-9]{{12}})/{SNAPSHOT_MARKER}")
 _FOLD = re.compile(r"folds/([0-9]{12})-([0-9]{12})\.json")
+_IN_ATTEMPT = re.compile(rf"(segments|owners)/([0-9]{{12}})/({ATTEMPT_PATTERN[1:-1]})/[^/]+")
+_IN_FOLD = re.compile(rf"folds/([0-9]{{12}})-([0-9]{{12}})/({ATTEMPT_PATTERN[1:-1]})/[^/]+")
+_IN_SNAPSHOT = re.compile(rf"snapshots/([0-9]{{12}})/({FOLDER_PATTERN[1:-1]})/[^/]+")
 _MANIFEST = re.compile(r"manifests/([0-9]{12})\.json")
 
 
@@ -107,6 +111,34 @@ def fold_versions(key: str) -> tuple[int, int] | None:
 def fold_segment_key(first: int, last: int, attempt: str, owner: int, seq: int) -> str:
     """Key of one segment of a fold."""
     return f"{FOLD_PREFIX}{first:012d}-{last:012d}/{attempt}/{owner:05d}-{seq:06d}.dcr"
+
+
+class Place(NamedTuple):
+    """What an object belongs to: the step from version ``first`` to ``last``, in one writer's ``folder``. A snapshot
+    has ``first`` -1; a segment's folder, and an owner list's, is its attempt.
+    """
+
+    kind: Literal["segment", "owner", "fold", "snapshot"]
+    first: int
+    last: int
+    folder: str
+
+
+def place_of(key: str) -> Place | None:
+    """Place of a listed object that lies in a writer's folder, None for any other key."""
+    if match := _IN_ATTEMPT.fullmatch(key):
+        version = int(match.group(2))
+        return Place("segment" if match.group(1) == "segments" else "owner", version - 1, version, match.group(3))
+    if match := _IN_FOLD.fullmatch(key):
+        return Place("fold", int(match.group(1)), int(match.group(2)), match.group(3))
+    if match := _IN_SNAPSHOT.fullmatch(key):
+        return Place("snapshot", -1, int(match.group(1)), match.group(2))
+    return None
+
+
+def attempt_epoch(attempt: str) -> int:
+    """Epoch of the sender that made an attempt."""
+    return int(attempt[:6])
 
 
 def is_plain_file_name(name: str) -> bool:
