@@ -23,7 +23,7 @@ from dcr_s3.format.segment import parse_segment
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.position import Position, origin
 from dcr_s3.relaying.copying import copy_object, holds
-from dcr_s3.relaying.snapshots import copy_snapshots
+from dcr_s3.relaying.shortcuts import copy_shortcuts
 from dcr_s3.store import Store, open_store
 from dcr_s3.store.metered import Meter, MeteredStore
 from dcr_s3.workers import Progress, bounded_map, no_progress
@@ -79,7 +79,7 @@ class Relay:
         self._progress = progress or no_progress
 
     def copy(self) -> RelayReport:
-        """Copies everything that is committed and not at the targets yet, snapshots too.
+        """Copies everything that is committed and not at the targets yet, folds and a first snapshot too.
 
         Raises ``RunMissing``, ``RunExists`` if a target holds another run, ``ChainBroken``, ``CorruptObject`` and store
         errors. What was copied stays and is not copied again.
@@ -172,8 +172,8 @@ class _Work:
         )
 
     def catch_up(self) -> None:
-        """Copies snapshots, then version after version until none is left."""
-        copy_snapshots(self._source, [t.store for t in self._targets], self._run, self._pool, self._progress)
+        """Copies shortcuts, then version after version until none is left."""
+        copy_shortcuts(self._source, [t.store for t in self._targets], self._run, self._pool, self._progress)
         while self._step():
             pass
         self._send_ack()
@@ -183,7 +183,7 @@ class _Work:
         yield self.report()
         while not halt.is_set() and (until_version is None or self.version < until_version):
             if self._step():
-                copy_snapshots(self._source, [t.store for t in self._targets], self._run, self._pool, self._progress)
+                copy_shortcuts(self._source, [t.store for t in self._targets], self._run, self._pool, self._progress)
                 yield self.report()
             elif not self._copy_ahead():
                 self._send_ack()

@@ -1,1 +1,1 @@
-"""The relay's parts: copying one object to several stores, and whole snapshots."""
+"""The relay's parts: copying one object to several stores, and what lets receivers skip versions."""

@@ -18,10 +18,11 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
 _REMEMBERED = 64
+_NEVER_CHANGING = ("run.json", "manifests/", "segments/", "snapshots/", "folds/")
 
 
 class NearbyStore(WrappedStore):
-    """Reads from the first of ``near`` that answers; lists and writes at ``home``.
+    """Reads what never changes from the first of ``near`` that answers; all else happens at ``home``.
 
     ``home`` is read where every nearby copy is out of reach, where a committed object is missing from it, and where a
     manifest has been at ``home`` for ``patience_s`` without reaching the copy: a relay that has stopped delays nobody
@@ -40,6 +41,8 @@ class NearbyStore(WrappedStore):
         def read(store: Store) -> Object | None:
             return store.get(key, limit_bytes=limit_bytes, if_none_match=if_none_match)
 
+        if not key.startswith(_NEVER_CHANGING):
+            return read(self.inner)
         return self._first(read, lambda: self._overdue(key))
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
