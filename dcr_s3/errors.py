@@ -23,6 +23,7 @@
     |   +-- DiskFull              no room for the journal or the mirror
     +-- IntegrityError        stop and look: stored bytes are not what was committed
         +-- CorruptObject         an object is truncated, altered or malformed
+        +-- BadSignature          a document is not signed by a key that is trusted here
         +-- StateMismatch         a mirror's or engine's bits are not those of the version it claims
         +-- ReplicaUnfit          an engine could be neither updated nor put back; it stays closed to requests
 
@@ -126,6 +127,10 @@ class IntegrityError(DcrError):
 
 
 class CorruptObject(IntegrityError):
+    pass
+
+
+class BadSignature(IntegrityError):
     pass
 
 

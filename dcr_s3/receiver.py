@@ -18,6 +18,7 @@ from dcr_s3.format import limits
 from dcr_s3.format.ack import DEFAULT_LEASE_S, Ack
 from dcr_s3.format.digest import sha256_hex
 from dcr_s3.format.keys import RELEASE_KEY, ack_key, manifest_key
+from dcr_s3.format.signature import Verifier
 from dcr_s3.joint import parse_release, read_release
 from dcr_s3.mirroring import locate, measure_run, open_mirror
 from dcr_s3.protocol.chain import read_next
@@ -62,6 +63,7 @@ class Receiver:
         acknowledge: bool = True,
         lease_s: int = DEFAULT_LEASE_S,
         released_only: bool = False,
+        verifier: Verifier | None = None,
         engine: EngineTarget | None = None,
         workers: int | None = None,
         progress: Progress | None = None,
@@ -76,6 +78,7 @@ class Receiver:
         self._acknowledge = acknowledge
         self._lease_s = lease_s
         self._released_only = released_only
+        self._verifier = verifier
         self._engine = engine
         self._workers = workers
         self._progress = progress or no_progress
@@ -103,7 +106,7 @@ class Receiver:
 
         The directory stays, and a later pull joins again.
         """
-        store = self._url if isinstance(self._url, Store) else open_store(self._url)
+        store = open_store(self._url, verifier=self._verifier)
         try:
             store.delete([ack_key(self.name)])
         finally:
@@ -268,7 +271,7 @@ class Receiver:
     def _open(self, to_version: int | None = None) -> Iterator[tuple[Store, Replay]]:
         """Store, mirror and threads for one pull or one stretch of following."""
         with ExitStack() as stack:
-            store = self._url if isinstance(self._url, Store) else open_store(self._url)
+            store = open_store(self._url, verifier=self._verifier)
             if isinstance(self._url, str):
                 stack.callback(store.close)
             run, start = load_run(store)
@@ -343,7 +346,12 @@ def default_name(directory: Path) -> str:
 
 
 def verify_directory(
-    url: str | Store, directory: Path | str, *, workers: int | None = None, progress: Progress | None = None
+    url: str | Store,
+    directory: Path | str,
+    *,
+    verifier: Verifier | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Compares all bits of a directory with the run: with the version its state file names, or, for a plain checkpoint,
     with any version. Changes nothing. Raises ``StateMismatch`` naming the tensors, ``ChainBroken``, ``BadInput``,
@@ -352,7 +360,7 @@ def verify_directory(
     begun = world().monotonic()
     directory = Path(directory)
     report = progress or no_progress
-    store = open_store(url) if isinstance(url, str) else url
+    store = open_store(url, verifier=verifier)
     run, start = load_run(store)
     with ExitStack() as stack:
         executor = stack.enter_context(make_executor(workers, "verify"))

@@ -17,6 +17,7 @@ from dcr_s3.format.owner import OwnerList
 from dcr_s3.format.release import Release
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import SegmentHeader
+from dcr_s3.format.signature import Signer, Verifier
 from dcr_s3.format.snapshot import Snapshot
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.membership import Required
@@ -52,6 +53,7 @@ def init_run(
     upload_base: bool = False,
     context: bool = True,
     state_dir: Path | None = None,
+    signer: Signer | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Run:
@@ -59,10 +61,11 @@ def init_run(
 
     A directory is also copied to ``state_dir``, as the baseline of whoever publishes from this machine. With
     ``upload_base`` it is put into the bucket, so that receivers need nothing but the address. ``context`` chooses the
-    smaller coding, for receivers that keep a mirror. Raises ``RunExists`` if the address holds another run.
+    smaller coding, for receivers that keep a mirror. ``signer`` signs the run. Raises ``RunExists`` if the address holds
+    another run.
     """
     report = progress or no_progress
-    store = open_store(url) if isinstance(url, str) else url
+    store = open_store(url, signer=signer)
     with make_executor(workers, "init") as executor:
         tensors = read_base(base)
         run, start = create_run(store, tensors, context=context, executor=executor, progress=report)
@@ -127,6 +130,8 @@ class Sender:
         state_dir: Path | None = None,
         fence: bool = True,
         context: bool = True,
+        signer: Signer | None = None,
+        verifier: Verifier | None = None,
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
@@ -134,12 +139,15 @@ class Sender:
 
         The baseline lives in ``state_dir`` (see ``default_state_dir``), or in RAM if ``base`` is a state dict. With
         ``fence`` an empty version of a higher epoch is committed first: any other sender of the run loses its next
-        commit. A one-shot publisher needs none. ``workers``: encoding threads, one per core by default, 0 for none.
+        commit. A one-shot publisher needs none. With ``signer`` everything is signed, and nothing is believed that is
+        not signed by it or by a key of ``verifier``. ``workers``: encoding threads, one per core by default, 0 for
+        none.
 
-        Raises ``RunMissing``, ``RunExists``, ``BadInput``, ``Busy`` and store errors; nothing is changed then.
+        Raises ``RunMissing``, ``RunExists``, ``BadInput``, ``Busy``, ``BadSignature`` and store errors; nothing is
+        changed then.
         """
         report = progress or no_progress
-        store = MeteredStore(open_store(url) if isinstance(url, str) else url)
+        store = MeteredStore(open_store(url, signer=signer, verifier=verifier))
         base = Path(base) if isinstance(base, str) else base
         with ExitStack() as stack:
             if isinstance(url, str):
@@ -192,6 +200,11 @@ class Sender:
         if fence:
             sender._fence(tries=1)
         return sender
+
+    @property
+    def stopped(self) -> BaseException | None:
+        """The error after which this sender refuses to go on; only reopening the run helps."""
+        return self._failed
 
     @property
     def tries(self) -> int:

@@ -41,7 +41,7 @@ class Document(Part):
     def to_bytes(self) -> bytes:
         """Compact UTF-8 JSON with sorted keys, then the seal: the same document always gives the same bytes."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()[:-1]
-        return content + _seal(content)
+        return content + seal(content)
 
     @classmethod
     def from_bytes(cls, body: bytes, *, where: str) -> Self:
@@ -57,7 +57,7 @@ class Document(Part):
             ) from None
         check_header(raw, cls.MAGIC, where)
         content = body[:-SEAL_BYTES]
-        if body[-SEAL_BYTES:] != _seal(content):
+        if body[-SEAL_BYTES:] != seal(content):
             raise CorruptObject(f"{where}: its bytes do not have the digest it ends with; the object is damaged")
         try:
             return cls.model_validate_json(body)
@@ -65,12 +65,12 @@ class Document(Part):
             raise CorruptObject(f"{where}: {_first_problem(error)}") from None
 
 
-def _seal(content: bytes) -> bytes:
+def seal(content: bytes) -> bytes:
     """The end of every document: its last member, the SHA-256 of all bytes before it."""
     return b',"~sha256":"' + sha256_hex(content).encode() + b'"}\n'
 
 
-SEAL_BYTES = len(_seal(b""))
+SEAL_BYTES = len(seal(b""))
 
 
 def check_header(raw: Any, magic: str, where: str) -> None:

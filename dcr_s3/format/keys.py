@@ -113,6 +113,16 @@ def fold_segment_key(first: int, last: int, attempt: str, owner: int, seq: int) 
     return f"{FOLD_PREFIX}{first:012d}-{last:012d}/{attempt}/{owner:05d}-{seq:06d}.dcr"
 
 
+def is_signed(key: str) -> bool:
+    """True for documents that carry a signature where a run is signed: all but acknowledgements."""
+    if key in (RUN_KEY, RELEASE_KEY) or manifest_version(key) is not None:
+        return True
+    if fold_versions(key) is not None or snapshot_version(key) is not None:
+        return True
+    place = place_of(key)
+    return place is not None and place.kind == "owner"
+
+
 class Place(NamedTuple):
     """What an object belongs to: the step from version ``first`` to ``last``, in one writer's ``folder``. A snapshot
     has ``first`` -1; a segment's folder, and an owner list's, is its attempt.

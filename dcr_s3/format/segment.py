@@ -134,6 +134,19 @@ def parse_segment(body: memoryview, *, where: str) -> Segment:
     return Segment(header, blocks)
 
 
+def parse_tail(tail: bytes, size_bytes: int, *, where: str) -> tuple[BlockEntry, ...]:
+    """The blocks of a segment of ``size_bytes``, from its last bytes: index and trailer, nothing else.
+
+    For readers that have the index's digest and want some payloads only. Raises ``CorruptObject``.
+    """
+    offset, size, raw_size, crc, end = _TRAILER.unpack(tail[-TRAILER_BYTES:])
+    if end != END_MAGIC or zlib.crc32(tail[-TRAILER_BYTES : -TRAILER_BYTES + 16]) != crc:
+        raise CorruptObject(f"{where}: no valid trailer; the object is truncated or damaged")
+    if offset + size != size_bytes - TRAILER_BYTES or size != len(tail) - TRAILER_BYTES:
+        raise CorruptObject(f"{where}: the index does not lie between payloads and trailer")
+    return parse_index(tail[:-TRAILER_BYTES], raw_size, None, offset, where=where)
+
+
 def _parse_header(body: memoryview, where: str) -> tuple[SegmentHeader, int]:
     if len(body) < PREFIX_BYTES:
         raise CorruptObject(f"{where}: truncated, {len(body)} bytes")
@@ -159,7 +172,7 @@ def _parse_header(body: memoryview, where: str) -> tuple[SegmentHeader, int]:
 
 
 def parse_index(
-    index: bytes, raw_size: int, payload_start: int, payload_end: int, *, where: str
+    index: bytes, raw_size: int, payload_start: int | None, payload_end: int, *, where: str
 ) -> tuple[BlockEntry, ...]:
     """Reads a compressed index.
 
@@ -184,6 +197,8 @@ def parse_index(
             block, at = _parse_block(raw, _INDEX_HEAD.size + number * record, at)
         except (ValueError, struct.error) as error:
             raise CorruptObject(f"{where}: block {number}: {error}") from None
+        if expected is None:
+            expected = block.offset
         if block.offset != expected:
             raise CorruptObject(f"{where}: block {number}: payload at {block.offset}, not at {expected}")
         expected += block.size_bytes

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from dcr_s3.format.manifest import Manifest
-
 
 class Outcome(Enum):
     """*Committed* and *conflict* are proven; *unknown* means the key could not be read or is still empty."""
@@ -15,8 +13,10 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
-def settle(mine: Manifest, found: bytes | None) -> Outcome:
-    """Outcome of creating ``mine``, by the object now under its key (None: no object)."""
+def settle(mine: bytes, found: bytes | None) -> Outcome:
+    """Outcome of creating the manifest ``mine``, by the object now under its key (None: no object). Its write id makes
+    its bytes unlike any other manifest's.
+    """
     if found is None:
         return Outcome.UNKNOWN
-    return Outcome.COMMITTED if found == mine.to_bytes() else Outcome.CONFLICT
+    return Outcome.COMMITTED if found == mine else Outcome.CONFLICT

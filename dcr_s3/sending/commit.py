@@ -19,6 +19,7 @@ from dcr_s3.format.keys import manifest_key
 from dcr_s3.format.manifest import Manifest
 from dcr_s3.protocol.commit import Outcome, settle
 from dcr_s3.store.base import Store
+from dcr_s3.store.trusted import as_stored
 from dcr_s3.world import world
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def commit(store: Store, manifest: Manifest) -> bytes:
     neither can be proved: then the version may or may not be committed, and only reopening the run tells.
     """
     key = manifest_key(manifest.version)
-    body = manifest.to_bytes()
+    body = as_stored(store, manifest.to_bytes())
     for attempt in range(TRIES):
         try:
             store.put(key, bytearray(body), if_absent=True)
@@ -43,7 +44,7 @@ def commit(store: Store, manifest: Manifest) -> bytes:
         except StoreUnavailable as error:
             log.warning("%s: the store did not confirm the commit (%s); reading it back", key, error)
         found = _read_back(store, key)
-        outcome = settle(manifest, found)
+        outcome = settle(body, found)
         if outcome is Outcome.COMMITTED:
             return body
         if outcome is Outcome.CONFLICT:
