@@ -123,9 +123,7 @@ class Verifier:
             known = ", ".join(f"{s}:{i}" for s, i in sorted(self._keys))
             raise BadSignature(f"{where}: is signed with key {scheme}:{key_id}, which is not trusted here ({known} is)")
         if not key.matches(_CONTEXT + content, signature):
-            raise BadSignature(
-                f"{where}: its signature is wrong; somebody without the key {scheme}:{key_id} changed it"
-            )
+            raise BadSignature(f"{where}: its signature by {scheme}:{key_id} does not hold; somebody altered it")
 
 
 def signed(body: bytes | bytearray, signer: Signer | None) -> bytes:
