@@ -1,0 +1,174 @@
+"""What simulated processes do: they use the package as people do, and try again where it says that they may."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dcr_s3.errors import CommitConflict, DcrError, Fenced
+from dcr_s3.receiver import Receiver
+from dcr_s3.sender import Sender
+from dcr_s3.store.base import Store
+from dcr_s3.testing.sim.model import TinyModel
+from dcr_s3.testing.sim.simulation import Machine, Simulation, Violation
+from dcr_s3.testing.sim.truth import Intent, Truth
+from dcr_s3.world import world
+
+PATIENCE = 4
+"""Errors that a process may still meet after the last fault."""
+
+
+class SmallSegments(Sender):
+    """Tiny models have several segments too."""
+
+    least_segment_bytes = 1
+
+
+@dataclass
+class Surroundings:
+    """What a process knows: its own machine and way to the bucket; and what only the simulation knows."""
+
+    name: str
+    store: Store
+    machine: Machine
+    model: TinyModel
+    truth: Truth
+    simulation: Simulation
+    intent: Intent | None = None
+    _late_errors: int = 0
+
+    def trouble(self, error: DcrError) -> None:
+        """Notes an error and waits. Raises ``Violation`` if there are still errors long after the last fault."""
+        self.simulation.log(self.name, "sees", type(error).__name__)
+        self._late_errors += self.simulation.quiet
+        if self._late_errors > PATIENCE:
+            raise Violation(f"{self.name} does not recover: {type(error).__name__}: {error}") from error
+        world().sleep(5.0)
+
+
+class Program(ABC):
+    """What a machine runs, again from the beginning after every crash."""
+
+    reached = 0
+    """All that a new process takes over from the one before, besides its disk."""
+
+    @abstractmethod
+    def __call__(self, here: Surroundings) -> None:
+        """Runs until its work is done. Raises ``Violation``."""
+
+
+@dataclass
+class Trainer(Program):
+    """Publishes states in their order. A new process goes on where the last one was, or one state before.
+
+    Without ``fence`` it is opened anew for every state, as a one-shot publisher.
+    """
+
+    states: int
+    fence: bool = True
+    reached: int = 0
+    done: bool = False
+
+    def __call__(self, here: Surroundings) -> None:
+        self.reached = max(0, self.reached - 1)
+        while not self.done:
+            try:
+                self._session(here)
+            except Fenced:
+                self.done = True
+            except DcrError as error:
+                here.trouble(error)
+
+    def _session(self, here: Surroundings) -> None:
+        base, state_dir = here.model.directory(0), here.machine.root / "state"
+        with SmallSegments.open(here.store, base=base, state_dir=state_dir, fence=self.fence, workers=0) as sender:
+            if self.fence:
+                here.truth.opened(sender.position.epoch)
+            while self.reached < self.states:
+                here.intent = Intent(here.name, (self.reached + 1) % len(here.model.files))
+                self._publish(here, sender, here.intent)
+                self.reached += 1
+                world().sleep(world().uniform(0.0, 10.0))
+                if not self.fence:
+                    break
+        self.done = self.reached == self.states
+
+    @staticmethod
+    def _publish(here: Surroundings, sender: Sender, intent: Intent) -> None:
+        try:
+            report = sender.publish(here.model.directory(intent.state), step=intent.state)
+        except (CommitConflict, Fenced):
+            here.truth.lost(intent)
+            raise
+        here.truth.published(intent, report.version)
+
+
+class Preparation(Program):
+    """Creates the run and a baseline."""
+
+    def __call__(self, here: Surroundings) -> None:
+        base, state_dir = here.model.directory(0), here.machine.root / "state"
+        SmallSegments.open(here.store, base=base, state_dir=state_dir, fence=False, workers=0).close()
+
+
+@dataclass
+class Puller(Program):
+    """Pulls again and again, as from cron, until ``finished`` says that there will be nothing more."""
+
+    finished: Callable[[], bool]
+
+    def __call__(self, here: Surroundings) -> None:
+        base, target = here.model.directory(0), here.machine.root / "mirror"
+        while not (self.finished() and here.truth.at_newest(here.name)):
+            try:
+                Receiver(here.store, target, base=base, name=here.name, workers=0).pull()
+            except DcrError as error:
+                here.trouble(error)
+            world().sleep(world().uniform(0.0, 10.0))
+
+
+@dataclass
+class OnePull(Program):
+    """Pulls, and tries again until that has worked. ``last``: no version may be missing then."""
+
+    last: bool = False
+
+    def __call__(self, here: Surroundings) -> None:
+        base, target = here.model.directory(0), here.machine.root / "mirror"
+        while True:
+            try:
+                Receiver(here.store, target, base=base, name=here.name, workers=0).pull()
+                break
+            except DcrError as error:
+                here.trouble(error)
+        if self.last and not here.truth.at_newest(here.name):
+            raise Violation(f"{here.name} has pulled undisturbed and does not hold version {here.truth.newest}")
+
+
+@dataclass
+class Follower(Program):
+    """Follows, fetching ahead; starts anew after an error."""
+
+    finished: Callable[[], bool]
+
+    def __call__(self, here: Surroundings) -> None:
+        base, target = here.model.directory(0), here.machine.root / "mirror"
+        halt = _Halt(lambda: self.finished() and here.truth.at_newest(here.name))
+        while not halt.is_set():
+            try:
+                Receiver(here.store, target, base=base, name=here.name, workers=0).follow(stop=halt)
+            except DcrError as error:
+                here.trouble(error)
+
+
+class _Halt(threading.Event):
+    """Set once a condition holds."""
+
+    def __init__(self, reached: Callable[[], bool]) -> None:
+        super().__init__()
+        self._reached = reached
+
+    def is_set(self) -> bool:
+        return self._reached()

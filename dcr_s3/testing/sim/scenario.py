@@ -1,0 +1,157 @@
+"""A scenario: which processes there are, on which machines; run once from a seed or an explorer's choices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dcr_s3.store.memory import MemoryBucket, MemoryStore
+from dcr_s3.testing.sim.choices import Choices
+from dcr_s3.testing.sim.disk import SimDisk
+from dcr_s3.testing.sim.model import TinyModel
+from dcr_s3.testing.sim.programs import Program, Surroundings
+from dcr_s3.testing.sim.simulation import Machine, Simulation
+from dcr_s3.testing.sim.store import SimStore
+from dcr_s3.testing.sim.truth import Mirrored, Truth
+from dcr_s3.testing.sim.world import SimWorld
+from dcr_s3.world import living_in
+
+RESTART_S = 3.0
+
+
+@dataclass(frozen=True)
+class Role:
+    """One machine that always runs the same program, and ``settle`` after all programs have ended.
+
+    ``mirror`` is a pattern for where its mirror lies, empty where it has none.
+    """
+
+    name: str
+    program: Program
+    mirror: str
+    settle: Program | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What there is before a run: objects of the bucket, and files by their path below the scenario's directory."""
+
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def lay_out(self, root: Path) -> None:
+        """Writes the files."""
+        for name, content in self.files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+NOTHING = Start()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    trace: tuple[str, ...]
+    trace_hash: str
+    steps: int
+    versions: int
+    crashes: int
+    virtual_s: float
+
+
+class Scenario:
+    """Runs roles over one bucket. Everything lies in ``root``, a directory of its own."""
+
+    def __init__(
+        self,
+        root: Path,
+        model: TinyModel,
+        roles: Sequence[Role],
+        choices: Choices,
+        *,
+        seed: int = 0,
+        noisy_steps: int,
+        menu: Collection[str] | None = None,
+        start: Start = NOTHING,
+    ) -> None:
+        self._root = root
+        self._model = model
+        self._roles = list(roles)
+        self._menu = menu
+        self._lives: dict[str, int] = {}
+        self._crashes = 0
+        start.lay_out(root)
+        self.bucket = MemoryBucket(objects=dict(start.objects))
+        self.machines = {r.name: _machine(root, r.name) for r in roles}
+        mirrors = {r.name: Mirrored(self.machines[r.name], r.mirror) for r in roles if r.mirror}
+        self.truth = Truth(self.bucket, model, mirrors)
+        self.simulation = Simulation(choices, self.truth.check, noisy_steps, seed=seed)
+        self.truth.check("")
+        self.simulation.bucket_state = lambda: self.truth.fingerprint
+
+    def run(self) -> Result:
+        """Until all programs have ended. Raises ``Violation``."""
+        simulation = self.simulation
+        for role in self._roles:
+            self._start(role, role.program)
+        simulation.run()
+        simulation.choices.ended(simulation.state)
+        simulation.calm()
+        for role in self._roles:
+            if role.settle is not None:
+                self._start(role, role.settle)
+                simulation.run()
+        return Result(
+            trace=tuple(simulation.trace),
+            trace_hash=simulation.trace_hash,
+            steps=simulation.steps,
+            versions=self.truth.newest,
+            crashes=self._crashes,
+            virtual_s=simulation.now_s,
+        )
+
+    def capture(self) -> Start:
+        """What there is now, for other runs to start from."""
+        files = sorted(p for m in self.machines.values() for p in m.root.rglob("*") if p.is_file())
+        return Start(dict(self.bucket.objects), {str(p.relative_to(self._root)): p.read_bytes() for p in files})
+
+    def _start(self, role: Role, program: Program) -> None:
+        life = self._lives[role.name] = self._lives.get(role.name, -1) + 1
+        simulation, machine = self.simulation, self.machines[role.name]
+        world = SimWorld(simulation, machine, simulation.dice(f"{role.name}#{life}"), self._menu)
+        here = Surroundings(role.name, MemoryStore(), machine, self._model, self.truth, simulation)
+        here.store = SimStore(
+            MemoryStore(self.bucket),
+            simulation,
+            world,
+            lambda request: self.truth.sending(here.intent, request),
+            self._menu,
+        )
+
+        def live() -> None:
+            with living_in(world):
+                program(here)
+
+        world.actor = simulation.spawn(role.name, live, on_death=lambda: self._restart(role))
+        world.actor.learn(program.reached, machine.boots)
+        if self.simulation.choices.timeless:
+            world.actor.learn(machine.disk.digest())
+        if life:
+            world.actor.wake_s += RESTART_S
+
+    def _restart(self, role: Role) -> None:
+        self._crashes += 1
+        self._start(role, role.program)
+
+
+def _machine(root: Path, name: str) -> Machine:
+    directory = root / name
+    directory.mkdir(parents=True, exist_ok=True)
+    disk = SimDisk(directory)
+    disk.settle()
+    return Machine(name, disk)

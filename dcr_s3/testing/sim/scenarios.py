@@ -1,0 +1,100 @@
+"""The scenarios that are run: long ones from seeds, tiny ones exhaustively."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dcr_s3.format.keys import ACK_PREFIX, RUN_KEY
+from dcr_s3.testing.sim.actors import Point
+from dcr_s3.testing.sim.choices import SeededChoices
+from dcr_s3.testing.sim.explorer import Exploration, ExploringChoices, explore
+from dcr_s3.testing.sim.model import ONE, TinyModel
+from dcr_s3.testing.sim.programs import Follower, OnePull, Preparation, Puller, Trainer
+from dcr_s3.testing.sim.scenario import Result, Role, Scenario
+
+BASELINE = "state/*/baseline"
+MIRROR = "mirror"
+STATES = 6
+NOISY_STEPS = 1500
+TINY_STEPS = 3000
+
+
+@contextmanager
+def long_scenario(seed: int) -> Iterator[Scenario]:
+    """Two senders that take the run from each other, one receiver that pulls and one that follows, several versions,
+    and for a long while all faults there are."""
+    with TemporaryDirectory(prefix="dcr-sim-") as directory:
+        root = Path(directory)
+        trainers = Trainer(STATES - 1), Trainer(STATES - 2)
+
+        def finished() -> bool:
+            return all(t.done for t in trainers)
+
+        roles = [
+            Role("alice", trainers[0], BASELINE),
+            Role("bob", trainers[1], BASELINE),
+            Role("carol", Puller(finished), MIRROR),
+            Role("dave", Follower(finished), MIRROR),
+        ]
+        model = TinyModel(root / "model", STATES)
+        yield Scenario(root, model, roles, SeededChoices(seed), seed=seed, noisy_steps=NOISY_STEPS)
+
+
+def run_seed(seed: int) -> Result:
+    """One long run. Raises ``Violation``."""
+    with long_scenario(seed) as scenario:
+        return scenario.run()
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A small scenario: ``senders`` publish one version each (``fence``: after a fence), ``receivers`` pull once while
+    they do and once after. ``faults`` may happen, of the kinds in ``menu`` (None: all)."""
+
+    senders: int = 1
+    receivers: int = 1
+    faults: int = 1
+    fence: bool = False
+    menu: Collection[str] | None = None
+
+    def roles(self) -> list[Role]:
+        """Fresh ones for one run."""
+        senders = [Role(f"sender-{n}", Trainer(1, fence=self.fence), BASELINE) for n in range(self.senders)]
+        receivers = [Role(f"receiver-{n}", OnePull(), MIRROR, OnePull(last=True)) for n in range(self.receivers)]
+        return senders + receivers
+
+    def preparations(self) -> list[Role]:
+        """What has happened before: the run exists, and so do all mirrors."""
+        senders = [Role(f"sender-{n}", Preparation(), BASELINE) for n in range(self.senders)]
+        return senders + [Role(f"receiver-{n}", OnePull(), MIRROR) for n in range(self.receivers)]
+
+
+def explore_tiny(tiny: Tiny, *, begins: Callable[[Scenario], None] = lambda _: None) -> Exploration:
+    """Every run of a small scenario. Raises ``Violation``. ``begins`` is told of every run."""
+    with TemporaryDirectory(prefix="dcr-sim-") as directory:
+        root = Path(directory)
+        model = TinyModel(root / "model", 3, ONE)
+        calm = SeededChoices(0, budget=0)
+        before = Scenario(root / "before", model, tiny.preparations(), calm, noisy_steps=0)
+        before.run()
+        start = before.capture()
+
+        def make(choices: ExploringChoices) -> Scenario:
+            shutil.rmtree(root / "run", ignore_errors=True)
+            scenario = Scenario(
+                root / "run", model, tiny.roles(), choices, noisy_steps=TINY_STEPS, menu=tiny.menu, start=start
+            )
+            begins(scenario)
+            return scenario
+
+        return explore(make, ExploringChoices(tiny.faults, _private))
+
+
+def _private(point: Point) -> bool:
+    """The run's table never changes, and nobody here reads acknowledgements."""
+    return point.key == RUN_KEY or point.key.startswith(ACK_PREFIX)

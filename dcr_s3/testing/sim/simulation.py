@@ -1,0 +1,180 @@
+"""The simulation: virtual time, whose turn it is, what goes wrong, and the trace of all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dcr_s3.testing.sim.actors import Actor, Baton, Crash, Kind, Point
+from dcr_s3.testing.sim.choices import CRASH, DEADLY, POWER_LOSS, Choices
+from dcr_s3.testing.sim.disk import SimDisk
+
+EPOCH_S = 1_700_000_000.0
+MAX_STEPS = 200_000
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Pruned(Exception):
+    """The explorer has seen all that may follow."""
+
+
+@dataclass
+class Machine:
+    """A disk, and the kernel that runs on it."""
+
+    name: str
+    disk: SimDisk
+    boots: int = 0
+
+    @property
+    def root(self) -> Path:
+        return self.disk.root
+
+
+@dataclass
+class Simulation:
+    """Drives actors one step at a time. ``check`` is told who did something and raises ``Violation``."""
+
+    choices: Choices
+    check: Callable[[str], None]
+    noisy_steps: int
+    seed: int = 0
+    now_s: float = 0.0
+    steps: int = 0
+    trace: list[str] = field(default_factory=list)
+    actors: list[Actor] = field(default_factory=list)
+    broken: Violation | None = None
+    bucket_state: Callable[[], Hashable] = lambda: None
+    """Digests the bucket's content."""
+    _ended: dict[str, str] = field(default_factory=dict)
+    _baton: Baton = field(default_factory=Baton)
+
+    @property
+    def quiet(self) -> bool:
+        """True once nothing goes wrong any more."""
+        return self.steps >= self.noisy_steps
+
+    def calm(self) -> None:
+        """Nothing goes wrong from now on."""
+        self.noisy_steps = self.steps
+
+    @property
+    def _timeless(self) -> bool:
+        return self.choices.timeless and not self.quiet
+
+    def spawn(self, name: str, program: Callable[[], None], on_death: Callable[[], None] = lambda: None) -> Actor:
+        """Starts a process; ``on_death`` is called after it has crashed."""
+        actor = Actor(name, program, self._baton, on_death)
+        actor.wake_s = self.now_s
+        self.actors.append(actor)
+        self._ended.pop(name, None)
+        return actor
+
+    def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Lets actors take turns until all have ended, or ``until`` says so after a step.
+
+        Raises ``Violation``, or what an actor has raised.
+        """
+        try:
+            while self.actors and not until():
+                self._step(self._ready())
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Kills every actor."""
+        for actor in self.actors:
+            actor.die()
+            if not actor.ended:
+                self._baton.pass_to(actor)
+            actor.join()
+        self.actors.clear()
+
+    def _ready(self) -> list[Actor]:
+        if not self._timeless:
+            self.now_s = max(self.now_s, min(a.wake_s for a in self.actors))
+        ready = self.actors if self._timeless else [a for a in self.actors if a.wake_s <= self.now_s]
+        # What comes before a process's first request is nobody else's business.
+        fresh = [a for a in ready if a.next is None]
+        return fresh[:1] or ready
+
+    def _step(self, ready: list[Actor]) -> None:
+        fresh = len(ready) == 1 and ready[0].next is None
+        actor = ready[0] if fresh or (self.quiet and self.choices.timeless) else self.choices.actor(ready, self.state)
+        self._baton.pass_to(actor)
+        if actor.ended:
+            actor.join()
+            self.actors.remove(actor)
+            self._ended[actor.name] = actor.history.hexdigest()
+            self.log(actor.name, "dies" if actor.dead else "ends")
+        if actor.ended and actor.dead:
+            actor.on_death()
+        if self.broken is not None:
+            raise self.broken
+        if actor.error is not None:
+            raise actor.error
+        self.check(actor.name)
+
+    def state(self) -> Hashable:
+        """Equal for two moments from which the same may follow, in a timeless simulation."""
+        alive = tuple(sorted((a.name, a.history.hexdigest(), str(a.next)) for a in self.actors))
+        return self.bucket_state(), alive, tuple(sorted(self._ended.items()))
+
+    def at(self, actor: Actor, machine: Machine, point: Point, possible: Sequence[str]) -> str | None:
+        """Called by an actor before it does what ``point`` says; returns the fault that it meets. Raises ``Crash``."""
+        actor.require_alive()
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise Violation(f"no end after {MAX_STEPS} steps")
+        if point.kind is Kind.REQUEST:
+            actor.offer(point)
+        else:
+            self._examine_inside(actor)
+        fault = None if self.quiet else self.choices.fault(actor.name, point, possible)
+        self.log(actor.name, str(point), fault or "")
+        actor.learn(str(point), fault)
+        if fault in DEADLY:
+            actor.die()
+            if fault == POWER_LOSS:
+                machine.disk.lose_power(self.choices.number)
+                machine.boots += 1
+            if fault in (CRASH, POWER_LOSS):
+                raise Crash
+        return fault
+
+    def sleep(self, actor: Actor, seconds: float) -> None:
+        """Virtual time passes for one actor."""
+        actor.require_alive()
+        if self._timeless:
+            return
+        actor.wake_s = self.now_s + seconds
+        actor.offer(Point(Kind.SLEEP, "sleep", f"{seconds:.3f}"))
+
+    def _examine_inside(self, actor: Actor) -> None:
+        """Checks from within an actor, whose own code must not get to see the violation."""
+        try:
+            self.check(actor.name)
+        except Violation as violation:
+            self.broken = violation
+            actor.die()
+            raise Crash from None
+
+    def log(self, *words: str) -> None:
+        """Adds a line to the trace."""
+        self.trace.append(f"{self.now_s:.3f} " + " ".join(w for w in words if w))
+
+    @property
+    def trace_hash(self) -> str:
+        """SHA-256 over the trace."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    def dice(self, name: str) -> random.Random:
+        """Chance for one process, the same whatever others do."""
+        return random.Random(f"{self.seed}/{name}")

@@ -1,0 +1,185 @@
+"""What is promised, and what really happened: looks at the bucket and at every mirror after each step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from dcr_s3.format.keys import ACK_PREFIX, RUN_KEY, ack_key, manifest_key, manifest_version, segment_key
+from dcr_s3.store.memory import MemoryBucket
+from dcr_s3.store.wrapped import Request
+from dcr_s3.testing.sim.model import FILE, TinyModel
+from dcr_s3.testing.sim.simulation import Machine, Violation
+
+STATE_FILE = "dcr_state.json"
+
+
+@dataclass(eq=False)
+class Intent:
+    """One call of ``publish``: who wants which state to be the next version."""
+
+    author: str
+    state: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version: its manifest, and the state it stands for."""
+
+    sha256: str
+    epoch: int
+    state: int
+    intent: Intent | None
+    manifest: dict[str, Any]
+
+
+@dataclass
+class Mirrored:
+    """A mirror on a machine, and what its state file said when last looked at. ``pattern`` is where it lies."""
+
+    machine: Machine
+    pattern: str
+    version: int = -1
+    settled: bool = False
+    acked: int = -1
+    boots: int = 0
+    _directory: Path | None = None
+
+    def directory(self) -> Path | None:
+        """None before it is made."""
+        if self._directory is None:
+            self._directory = next(iter(self.machine.root.glob(self.pattern)), None)
+        return self._directory
+
+
+class Truth:
+    """Everything is remembered by the bytes themselves; none of the package's digests are trusted."""
+
+    def __init__(self, bucket: MemoryBucket, model: TinyModel, mirrors: Mapping[str, Mirrored]) -> None:
+        self.bucket = bucket
+        self.model = model
+        self.commits: dict[int, Commit] = {}
+        self.newest = -1
+        self.may_delete: set[str] = set()
+        self.fingerprint = 0
+        self.mirrors = dict(mirrors)
+        self._intents: dict[str, Intent | None] = {}
+        self._seen: dict[str, Any] = {}
+        self._opened_epoch = 0
+
+    # What processes tell
+
+    def sending(self, intent: Intent | None, request: Request) -> None:
+        """A request is about to go out."""
+        if request.kind == "put" and manifest_version(request.key) is not None and request.body is not None:
+            self._intents.setdefault(sha256(request.body).hexdigest(), intent)
+
+    def opened(self, epoch: int) -> None:
+        """A sender was opened with a fence: none of an earlier epoch may commit from now on."""
+        self._opened_epoch = max(self._opened_epoch, epoch)
+
+    def published(self, intent: Intent, version: int) -> None:
+        """``publish`` has returned."""
+        commit = self.commits.get(version)
+        if commit is None or commit.intent is not intent or manifest_key(version) not in self.bucket.objects:
+            raise Violation(f"{intent.author} was told that version {version} is committed, and it is not, or not its")
+
+    def lost(self, intent: Intent) -> None:
+        """``publish`` has said that another sender's version took its place."""
+        for version, commit in self.commits.items():
+            if commit.intent is intent:
+                raise Violation(f"{intent.author} was told that it lost, but version {version} is its own")
+
+    # What is checked after every step
+
+    def check(self, actor: str) -> None:
+        """``actor`` has done something to the bucket or to its disk. Raises ``Violation``."""
+        self._check_bucket()
+        if actor in self.mirrors:
+            self._check_mirror(actor, self.mirrors[actor])
+
+    def at_newest(self, name: str) -> bool:
+        """True where a mirror holds the newest version."""
+        return self.mirrors[name].settled and self.mirrors[name].version == self.newest
+
+    def _check_bucket(self) -> None:
+        objects = dict(self.bucket.objects)
+        if objects == self._seen:
+            return
+        before, self._seen = self._seen, objects
+        self.fingerprint = hash(frozenset((key, stored.etag) for key, stored in objects.items()))
+        for key in before.keys() - objects.keys() - self.may_delete:
+            if self._named(key):
+                raise Violation(f"{key} was deleted, though a committed version needs it")
+        changed = [key for key, stored in objects.items() if before.get(key) is not stored]
+        if RUN_KEY in changed and RUN_KEY not in before:
+            body = objects[RUN_KEY].body
+            self.commits[0] = Commit(sha256(body).hexdigest(), 0, 0, None, {})
+            self.newest = 0
+        for key in sorted(changed):
+            version = manifest_version(key)
+            if key in before and before[key].body != objects[key].body and self._named(key):
+                raise Violation(f"{key} was overwritten, though a committed version needs it")
+            if version is not None and key not in before:
+                self._commit(version, key, objects[key].body)
+            if key.startswith(ACK_PREFIX):
+                self._ack(key, objects[key].body)
+
+    def _commit(self, version: int, key: str, body: bytes) -> None:
+        manifest = json.loads(body)
+        digest = sha256(body).hexdigest()
+        if version != self.newest + 1 or manifest["parent"]["sha256"] != self.commits[version - 1].sha256:
+            raise Violation(f"{key} does not follow version {self.newest}")
+        if manifest["epoch"] < self._opened_epoch:
+            raise Violation(f"{key} is of epoch {manifest['epoch']}, but epoch {self._opened_epoch} has begun")
+        for segment, size, wanted in _segments(manifest):
+            stored = self.bucket.objects.get(segment)
+            if stored is None or len(stored.body) != size or sha256(stored.body).hexdigest() != wanted:
+                raise Violation(f"{key} is visible, but {segment}, which it names, is not complete")
+        intent = self._intents.get(digest)
+        previous = self.commits[version - 1].state
+        state = previous if manifest["kind"] == "fence" or intent is None else intent.state
+        self.commits[version] = Commit(digest, manifest["epoch"], state, intent, manifest)
+        self.newest = version
+
+    def _named(self, key: str) -> bool:
+        """True for objects that a committed version consists of."""
+        if key == RUN_KEY or manifest_version(key) in self.commits:
+            return True
+        return any(key == segment for c in self.commits.values() for segment, _, _ in _segments(c.manifest))
+
+    def _ack(self, key: str, body: bytes) -> None:
+        for name, mirrored in self.mirrors.items():
+            if key == ack_key(name):
+                mirrored.acked = max(mirrored.acked, json.loads(body)["version"])
+
+    def _check_mirror(self, name: str, mirrored: Mirrored) -> None:
+        directory, machine = mirrored.directory(), mirrored.machine
+        file = directory / STATE_FILE if directory is not None else None
+        state = json.loads(file.read_bytes()) if file is not None and file.exists() else None
+        version = -1 if state is None else state["position"]["version"]
+        if version < mirrored.acked:
+            raise Violation(f"{name} has acknowledged version {mirrored.acked} and holds {version}")
+        # What a machine had not made durable may be gone after a power loss.
+        if version < mirrored.version and mirrored.boots == machine.boots:
+            raise Violation(f"{name} went back from version {mirrored.version} to {version}")
+        mirrored.version, mirrored.boots = version, machine.boots
+        if state is None or directory is None:
+            return
+        replayed = not state["journals"] or state["boot_id"] == f"{machine.name}-{machine.boots}"
+        mirrored.settled = state["status"] == "clean" and replayed
+        commit = self.commits.get(version)
+        if commit is None or commit.sha256 != state["position"]["sha256"]:
+            raise Violation(f"{name} says that it holds version {version}, which was not committed like that")
+        if mirrored.settled and (directory / FILE).read_bytes() != self.model.files[commit.state]:
+            raise Violation(f"{name} serves bits that are not those of version {version}, which it says it holds")
+
+
+def _segments(manifest: Mapping[str, Any]) -> Iterable[tuple[str, int, str]]:
+    for entry in manifest.get("segments", ()):
+        key = segment_key(manifest["version"], manifest["attempt"], entry["owner"], entry["seq"])
+        yield key, entry["size_bytes"], entry["sha256"]

@@ -1,0 +1,117 @@
+"""The world of one simulated process."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO
+
+from dcr_s3.testing.sim.actors import Actor, Kind, Point
+from dcr_s3.testing.sim.choices import CRASH, POWER_LOSS
+from dcr_s3.testing.sim.simulation import EPOCH_S, Machine, Simulation
+from dcr_s3.world import Mapped, World
+
+_SYNC_FAULTS = (POWER_LOSS,)
+"""A killed process leaves the same whether it had synchronised or not."""
+_DISK_FAULTS = (CRASH, POWER_LOSS)
+
+
+class SimWorld(World):
+    """Virtual time, seeded chance, and a disk on which every write may be the last.
+
+    ``menu`` restricts what may happen there; None allows all.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        machine: Machine,
+        dice: random.Random,
+        menu: Collection[str] | None = None,
+    ) -> None:
+        self._menu = menu
+        self._simulation = simulation
+        self._machine = machine
+        self._dice = dice
+        self.actor: Actor | None = None
+
+    def time(self) -> float:
+        return EPOCH_S + self._simulation.now_s
+
+    def monotonic(self) -> float:
+        return self._simulation.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._simulation.sleep(self.me, seconds)
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        if not event.is_set():
+            self.sleep(seconds)
+        return event.is_set()
+
+    def token(self, size_bytes: int) -> str:
+        return self._dice.randbytes(size_bytes).hex()
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._dice.uniform(low, high)
+
+    def boot_id(self) -> str:
+        return f"{self._machine.name}-{self._machine.boots}"
+
+    def sync(self, file: IO[bytes]) -> None:
+        path = Path(file.name)
+        self._at("sync", path)
+        file.flush()
+        self._machine.disk.sync(path)
+
+    def sync_map(self, mapped: Mapped) -> None:
+        path = Path(str(mapped.filename))  # type: ignore[attr-defined]
+        self._at("sync_map", path)
+        self._machine.disk.sync(path)
+
+    def sync_directory(self, directory: Path) -> None:
+        self._at("sync_directory", directory)
+        self._machine.disk.sync_folder(directory)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._at("replace", target)
+        # Nobody looks in between, and renaming over a file makes some file systems write to the disk.
+        target.unlink(missing_ok=True)
+        source.rename(target)
+        self._machine.disk.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._at("unlink", path)
+        if path.exists():
+            super().unlink(path)
+            self._machine.disk.unlink(path)
+
+    def reach(self, moment: str) -> None:
+        self._simulation.at(
+            self.me, self._machine, Point(Kind.DISK, moment, self._machine.name), self._possible(moment)
+        )
+
+    @property
+    def me(self) -> Actor:
+        """The process that lives here."""
+        assert self.actor is not None
+        return self.actor
+
+    @property
+    def machine(self) -> Machine:
+        """What it runs on."""
+        return self._machine
+
+    def _at(self, name: str, path: Path) -> None:
+        try:
+            shown = path.relative_to(self._machine.root)
+        except ValueError:
+            shown = Path(path.name)
+        point = Point(Kind.DISK, name, f"{self._machine.name}:{shown}")
+        self._simulation.at(self.me, self._machine, point, self._possible(name))
+
+    def _possible(self, name: str) -> list[str]:
+        faults = _SYNC_FAULTS if name.startswith("sync") else _DISK_FAULTS
+        return [f for f in faults if self._menu is None or f in self._menu]
