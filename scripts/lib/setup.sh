@@ -1,7 +1,7 @@
 # Sourced by the scripts beside it: a virtual environment in the checkout, made once and reused while its inputs stay the same.
 # Needs python3 >= 3.11; a C compiler is optional (without one the package uses its NumPy kernels).
 
-say() { printf '\033[1m[setup]\033[0m %s\n' "$*" >&2; }
+say() { printf '[%s] %s\n' "$1" "$2" >&2; }
 
 find_python() {
     local candidate
@@ -26,7 +26,7 @@ ensure_environment() {
     local python stamp
     if ! .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         python=$(find_python)
-        say "creating .venv with $("$python" --version)"
+        say setup "creating .venv with $("$python" --version)"
         rm -rf .venv
         "$python" -m venv .venv
     fi
@@ -34,9 +34,9 @@ ensure_environment() {
     unset PYTHONHOME
     stamp=$(setup_stamp .venv/bin/python)
     if [ "$(cat .venv/dcr-stamp 2>/dev/null)" != "$stamp" ]; then
-        say "installing dcr_s3 and its tools at the versions of constraints.txt (minutes the first time)"
-        .venv/bin/python -m pip install --quiet --constraint constraints.txt setuptools
-        .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+        say setup "installing dcr_s3 and its tools at the versions of constraints.txt (minutes the first time)"
+        .venv/bin/python -m pip install -qq --constraint constraints.txt setuptools
+        .venv/bin/python -m pip install -qq --constraint constraints.txt --no-build-isolation --editable '.[dev]'
         echo "$stamp" > .venv/dcr-stamp
     fi
 }
