@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from dcr_s3.errors import BadInput
 from dcr_s3.format.limits import BLOCK_DENSE_BYTES
 from dcr_s3.targets.checkpoint import Checkpoint, describe
-from dcr_s3.targets.checkpoint import describe
 from dcr_s3.workers import Progress, bounded_map, make_executor, no_progress
 
 _LAYER = re.compile(r"^(?P<head>.*?\b(?:layers?|blocks?|h))\.(?P<number>\d+)\.(?P<part>.+)$")

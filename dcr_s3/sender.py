@@ -61,8 +61,8 @@ def init_run(
 
     A directory is also copied to ``state_dir``, as the baseline of whoever publishes from this machine. With
     ``upload_base`` it is put into the bucket, so that receivers need nothing but the address. ``context`` chooses the
-    smaller coding, for receivers that keep a mirror. ``signer`` signs the run. Raises ``RunExists`` if the address holds
-    another run.
+    smaller coding, for receivers that keep a mirror. ``signer`` signs the run. Raises ``RunExists`` if the address
+    holds another run.
     """
     report = progress or no_progress
     store = open_store(url, signer=signer)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import typer
 from rich.console import Console
 
+import dcr_s3.cli.maintain
 import dcr_s3.cli.operate  # noqa: F401 - registers its commands
 from dcr_s3.cli.commands import app
 from dcr_s3.cli.output import stderr

@@ -50,6 +50,17 @@ def cheapest(edges: Iterable[Edge], start: int | None, wanted: int) -> list[Edge
     return path[::-1]
 
 
+def beyond_snapshot_bytes(edges: Iterable[Edge], wanted: int) -> int | None:
+    """What a new receiver fetches beside its snapshot to get to a version; None if there is no way."""
+    path = cheapest(edges, None, wanted)
+    return total_bytes(path[1:]) if path is not None else None
+
+
+def chain_bytes(edges: Iterable[Edge], first: int, last: int) -> int:
+    """Bytes of the deltas that are there between two versions."""
+    return total_bytes(e for e in edges if e.kind == "delta" and first < e.last <= last)
+
+
 def total_bytes(path: Iterable[Edge]) -> int:
     """Bytes that a way takes."""
     return sum(edge.size_bytes for edge in path)
