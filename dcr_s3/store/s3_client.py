@@ -6,7 +6,9 @@ awscrt is installed botocore signs through it and copies every body: set BOTO_DI
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -62,7 +64,14 @@ def connect(address: S3Address) -> tuple[S3Client, str]:
             client.close()
             style = "path"
             client = make(config=Config(**config_arguments(style)))
+        client.meta.events.register("before-sign.s3.DeleteObjects", _add_content_md5)
         return client, style
+
+
+def _add_content_md5(request: Any, **_: object) -> None:
+    """Servers that do not know the newer checksums insist on this one where several objects are deleted."""
+    digest = hashlib.md5(request.data, usedforsecurity=False).digest()
+    request.headers["Content-MD5"] = base64.b64encode(digest).decode()
 
 
 def is_aws(endpoint_url: str) -> bool:
