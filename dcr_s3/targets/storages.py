@@ -159,8 +159,8 @@ def torch_dtype(spec: TensorSpec) -> torch.dtype:
 
 
 def canonical_tensor(spec: TensorSpec, cells: Cells) -> torch.Tensor:
-    """A canonical tensor as a loader takes it, in host memory; ``cells`` are all its cells, flat."""
-    return device_cells(cells, torch.empty(0)).view(torch_dtype(spec)).reshape(spec.shape)
+    """A canonical tensor as a loader takes it, a copy in host memory; ``cells`` are all its cells, flat."""
+    return device_cells(cells.copy(), torch.empty(0)).view(torch_dtype(spec)).reshape(spec.shape)
 
 
 def host(cells: torch.Tensor) -> Cells:

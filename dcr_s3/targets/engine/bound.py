@@ -70,6 +70,8 @@ class Update:
     """Whole canonical tensors of the groups."""
     saved: dict[int, torch.Tensor] = field(default_factory=dict)
     """Cells of storages as they were before groups were loaded."""
+    kept: dict[int, tuple[Changed, Cells]] = field(default_factory=dict)
+    """Changes, and the cells they replace, of canonical tensors that are kept beside the engine."""
 
     @property
     def changed_elements(self) -> int:
@@ -101,17 +103,18 @@ class BoundEngine:
         """Raises ``StateMismatch`` if memory of the engine moved since it was bound."""
         self.storages.check_in_place(self.engine.tensors())
 
-    def stage(self, changes: Mapping[int, Changed], canonical: Canonical) -> Update:
+    def stage(self, changes: Mapping[int, Changed], canonical: Canonical, *, check_old: bool = True) -> Update:
         """Prepares the writes for ``changes`` by tensor number, against ``canonical``, the bits of the version held.
 
-        Writes nothing. Raises ``StateMismatch`` naming a tensor that does not hold these bits where it is to change.
+        Without ``check_old``, ``canonical`` is asked for tensors alone that are not planned. Writes nothing. Raises
+        ``StateMismatch`` naming a tensor that does not hold these bits where it is to change.
         """
         update = Update()
         parts: dict[int, list[tuple[Indices, Cells]]] = {}
         for number, changed in changes.items():
             if self.placement.plans[number].route is Route.PLANNED:
                 for block in self.placement.plans[number].blocks:
-                    self._stage_block(block, changed, canonical, parts)
+                    self._stage_block(block, changed, canonical if check_old else None, parts)
         for numbers in self._chunks(n for n in changes if self.placement.plans[n].route is Route.LOADER):
             caught = self._catch(numbers, lambda n: changes[n].over(canonical(n)))
             for number in numbers:
@@ -233,19 +236,23 @@ class BoundEngine:
             yield chunk
 
     def _stage_block(
-        self, block: Block, changed: Changed, canonical: Canonical, parts: dict[int, list[tuple[Indices, Cells]]]
+        self,
+        block: Block,
+        changed: Changed,
+        canonical: Canonical | None,
+        parts: dict[int, list[tuple[Indices, Cells]]],
     ) -> None:
         chosen, coordinates = block.held(changed.positions)
         if not coordinates[0].size:
             return
         places = block.places(coordinates)
-        held = host(self.storages.items[block.storage].cells[self._on_device(places, block.storage)])
-        expected = canonical(block.region.tensor)[changed.positions[chosen]]
-        if not np.array_equal(held, expected):
-            raise StateMismatch(
-                f"tensor {self.specs[block.region.tensor].name}: the engine does not hold the bits of the version "
-                "it is at; something else wrote to it. Load it anew"
-            )
+        if canonical is not None:
+            held = host(self.storages.items[block.storage].cells[self._on_device(places, block.storage)])
+            if not np.array_equal(held, canonical(block.region.tensor)[changed.positions[chosen]]):
+                raise StateMismatch(
+                    f"tensor {self.specs[block.region.tensor].name}: the engine does not hold the bits of the version "
+                    "it is at; something else wrote to it. Load it anew"
+                )
         parts.setdefault(block.storage, []).append((places, changed.values[chosen]))
 
     def _scatter(self, storage: int, found: list[tuple[Indices, Cells]]) -> Scatter:

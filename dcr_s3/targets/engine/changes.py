@@ -38,7 +38,7 @@ def collect(records: Iterable[RedoRecord]) -> dict[int, Changed]:
         for region, span, first in split_positions(record.regions, record.positions):
             index = region.canonical(record.positions[span] - np.uint32(first)).astype(np.int64)
             parts[region.tensor].append((index, record.values[span]))
-    return {number: _join(found) for number, found in parts.items()}
+    return {number: join_parts(found) for number, found in parts.items()}
 
 
 def journal_changes(journals: Sequence[Journal], mirror: Mirror) -> dict[int, Changed]:
@@ -57,7 +57,8 @@ def _differences(state: Checkpoint, mirror: Mirror) -> Iterator[tuple[int, Chang
             yield number, Changed(positions, copies[0][positions])
 
 
-def _join(parts: list[tuple[Indices, Cells]]) -> Changed:
+def join_parts(parts: Sequence[tuple[Indices, Cells]]) -> Changed:
+    """Changes of one tensor in order; of a cell that is named twice the later value counts."""
     positions = np.concatenate([p for p, _ in parts])
     values = np.concatenate([v for _, v in parts])
     steps = np.diff(positions)

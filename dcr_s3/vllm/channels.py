@@ -1,0 +1,135 @@
+"""How all workers of a vLLM engine are reached: through an ``LLM`` object, or through its HTTP server."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Literal
+
+from dcr_s3.errors import BadInput, DcrError, StoreUnavailable
+from dcr_s3.rank import results, revived
+
+PauseMode = Literal["wait", "keep", "abort"]
+"""What happens to running requests: they are finished first, frozen and continued with the new weights, or aborted."""
+
+_NO_EXTENSION = "start vLLM with worker_extension_cls (--worker-extension-cls) dcr_s3.vllm.worker.RankExtension"
+
+
+class LlmRanks:
+    """All workers of an ``LLM`` in another process or in several; it was made with the worker extension.
+
+    It is also the engine's gate: an ``LLM`` generates only while its methods are called.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """As :meth:`Ranks.call`. Raises ``BadInput`` where the extension is missing."""
+        try:
+            answers = self._llm.collective_rpc("dcr_s3", args=(method, json.dumps(arguments)))
+        except (AttributeError, NotImplementedError) as error:
+            raise BadInput(f"vLLM's workers do not know dcr_s3 ({error}); {_NO_EXTENSION}") from error
+        return results(answers)
+
+    def serving(self, version: int) -> None:
+        """As :meth:`Ranks.serving`; ``get_weight_version`` tells it."""
+        self._llm.update_weight_version(str(version))
+
+    def close(self) -> None:
+        """Nothing runs now."""
+
+    def open(self) -> None:
+        """Nothing to let in."""
+
+    def reset_caches(self) -> None:
+        """Drops cached prefixes."""
+        if not self._llm.reset_prefix_cache():
+            raise BadInput("vLLM did not reset its prefix cache: requests are still running")
+
+
+class HttpRanks:
+    """All workers behind a vLLM server, and its gate.
+
+    The server runs with ``VLLM_SERVER_DEV_MODE=1``, the worker extension, and the weight-transfer backend ``dcr_s3``.
+    ``timeout_s`` bounds every request to it, draining included.
+    """
+
+    def __init__(self, url: str, *, pause_mode: PauseMode = "wait", timeout_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self._pause_mode = pause_mode
+        self._timeout_s = timeout_s
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """As :meth:`Ranks.call`. Writing goes through vLLM's own weight-update calls."""
+        if method == "apply":
+            return self._apply(*arguments)
+        return self._call(method, *arguments)
+
+    def serving(self, version: int) -> None:
+        """As :meth:`Ranks.serving`; ``/weight_info`` tells it."""
+        self._post("/update_weight_version", {"new_version": str(version)})
+
+    def close(self) -> None:
+        """Pauses the server."""
+        self._post(f"/pause?mode={self._pause_mode}", {})
+
+    def open(self) -> None:
+        """Lets the server go on."""
+        self._post("/resume", {})
+
+    def reset_caches(self) -> None:
+        """Drops cached prefixes."""
+        done = self._post("/reset_prefix_cache", {})
+        if done is not None and not done.get("success", True):
+            raise DcrError(f"{self.url}: vLLM did not reset its prefix cache; requests still hold it")
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        body = {"method": "dcr_s3", "args": [method, json.dumps(arguments)]}
+        try:
+            answers = self._post("/collective_rpc", body)
+        except DcrError as error:
+            if "has no attribute" in str(error) or "dcr_s3" in str(error):
+                raise BadInput(f"{error}; {_NO_EXTENSION}") from None
+            raise
+        return results(answers["results"])
+
+    def _apply(self, version: int, verify: bool) -> list[Any]:
+        self._post("/start_weight_update", {})
+        try:
+            self._post("/update_weights", {"update_info": {"version": version, "verify": verify}})
+        except DcrError as error:
+            for status in self._call("status"):
+                if status["error"]:
+                    raise revived(status["error_kind"], status["error"]) from error
+            raise
+        finally:
+            self._finish()
+        return self._call("status")
+
+    def _finish(self) -> None:
+        """Ends the update on every worker, also on those that did not fail."""
+        try:
+            self._post("/finish_weight_update", {})
+        except StoreUnavailable:
+            raise
+        except DcrError:
+            return  # a worker that failed has ended its update already
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+                text = reply.read()
+        except urllib.error.HTTPError as error:
+            detail = error.read().decode(errors="replace")[:500]
+            if error.code == 404:
+                raise BadInput(f"{self.url}{path}: not found; start the server with VLLM_SERVER_DEV_MODE=1") from None
+            raise DcrError(f"{self.url}{path}: {error.code}: {detail}") from None
+        except OSError as error:
+            raise StoreUnavailable(f"{self.url}{path}: no answer ({error}); is the server running?") from None
+        return json.loads(text) if text else None
