@@ -55,9 +55,7 @@ def segments(store: MemoryStore) -> list[str]:
     context=st.booleans(),
     how=st.sampled_from(["add", "borrow", "dict", "iterator", "directory"]),
 )
-def test_mirrors_equal_what_was_published(
-    tmp_path_factory, seeds, order, workers, context, how
-) -> None:  # type: ignore[no-untyped-def]
+def test_mirrors_equal_what_was_published(tmp_path_factory, seeds, order, workers, context, how) -> None:  # type: ignore[no-untyped-def]
     tmp_path = tmp_path_factory.mktemp("run")
     store = MemoryStore()
     base = save(BASE, tmp_path / "base", shards=2)
