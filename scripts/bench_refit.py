@@ -213,7 +213,7 @@ def plot(found: dict[str, Any], dense_bytes: int, arguments: argparse.Namespace)
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 4.6), layout="constrained")
     names, seconds, colours = ["full copy", "full copy, streamed and compressed"], [], ["#8a8f98", "#8a8f98"]
     seconds = [found["full"]["seconds"], found["stream"]["seconds"]]
     for changed, delta in found["delta"].items():
@@ -228,7 +228,8 @@ def plot(found: dict[str, Any], dense_bytes: int, arguments: argparse.Namespace)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     setting = f"{dense_bytes / 1e6:.0f} MB of bf16, {arguments.mbit:g} Mbit/s for each node"
-    axes.set_xlabel(f"seconds from first scan to proven residence: {setting}")
+    axes.set_xlabel("seconds from the first scan to proven residence")
+    axes.set_title(setting, loc="left", fontsize=10)
     figure.savefig(arguments.plot, dpi=150)
 
 

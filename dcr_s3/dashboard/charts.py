@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 920, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 8, 14, 26
-_COLOURS = ("--c1", "--c2", "--c3", "--c4", "--c5", "--c6")
+_COLOURS = tuple(f"--c{number}" for number in range(1, 9))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from math import log10
 
 from dcr_s3.difference import Difference, TensorDifference
 
-_CELL_W, _CELL_H, _LEFT, _TOP = 46, 15, 170, 150
+_CELL_W, _CELL_H, _LEFT, _TOP = 46, 15, 170, 176
 _LOWEST = 1e-5
 
 
@@ -18,7 +18,7 @@ def heatmap_svg(found: Difference) -> str:
     others = [t for t in found.tensors if t.layer is None]
     parts = list(dict.fromkeys(t.part for t in layered))
     layers = sorted({t.layer for t in layered if t.layer is not None})
-    shapes = [_label(_LEFT + (n + 0.7) * _CELL_W, _TOP - 8, _tail(part), turned=True) for n, part in enumerate(parts)]
+    shapes = [_label(_LEFT + (n + 0.5) * _CELL_W, _TOP - 8, _tail(part), turned=True) for n, part in enumerate(parts)]
     for row, layer in enumerate(layers):
         shapes.append(_label(_LEFT - 6, _TOP + row * _CELL_H + 11, f"layer {layer}"))
     for tensor in layered:
@@ -61,7 +61,7 @@ def _label(x: float, y: float, text: str, *, turned: bool = False) -> str:
 
 
 def _tail(name: str) -> str:
-    return name if len(name) <= 26 else "…" + name[-25:]
+    return name if len(name) <= 26 else "…" + name[-24:]
 
 
 def _scale() -> str:
