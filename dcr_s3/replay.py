@@ -157,12 +157,12 @@ class Replay:
         staged = self._stage_all(document, name, target.version)
         try:
             digests = self._prove(name, target, staged)
-            middle = world().monotonic()
-            self.mirror.advance(target, [s.redo for s in staged], digests, self._decoders)
         except BaseException:
             self._discard(staged)
             raise
-        self.drop_ahead()
+        middle = world().monotonic()
+        # From here on the redo files belong to the mirror, which may need them to finish after an interruption.
+        self.mirror.advance(target, [s.redo for s in staged], digests, self._decoders)
         wire = document_bytes + sum(s.size_bytes for s in staged)
         seconds = {"manifest": poll_s, "fetch_decode": middle - begun, "apply": world().monotonic() - middle}
         return Applied(kind, target.version, document.statistics.changed_elements, wire, seconds)
@@ -271,6 +271,7 @@ class Replay:
     def _stage_all(self, document: Manifest | Fold, name: str, version: int) -> list[Staged]:
         staged: list[Staged] = []
         entries = [e for e in document.segments if not self._take_ahead(document.key(e), e, staged)]
+        self.drop_ahead()  # now, before redo files of the same names are written
         total_bytes = sum(e.size_bytes for e in document.segments)
         done = sum(s.size_bytes for s in staged)
 
