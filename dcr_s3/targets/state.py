@@ -9,6 +9,7 @@ from pydantic import Field
 
 from dcr_s3.format.document import Document
 from dcr_s3.protocol.position import Position
+from dcr_s3.targets.disk import disk_errors
 from dcr_s3.world import world
 
 STATE_FILE = "dcr_state.json"
@@ -49,10 +50,11 @@ def write_state(directory: Path, state: MirrorState) -> None:
 
 
 def write_durably(path: Path, body: bytes) -> None:
-    """Writes a file so that after a crash it is either the old one or the new one."""
+    """Writes a file so that after a crash it is either the old one or the new one. Raises ``DiskFull``."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as handle:
-        handle.write(body)
-        world().sync(handle)
-    world().replace(temporary, path)
-    world().sync_directory(path.parent)
+    with disk_errors(path):
+        with temporary.open("wb") as handle:
+            handle.write(body)
+            world().sync(handle)
+        world().replace(temporary, path)
+        world().sync_directory(path.parent)
