@@ -101,8 +101,10 @@ class Sender:
         resources: ExitStack,
         owners: Owners | None = None,
         session: str | None = None,
+        parts: int = 1,
     ) -> None:
         self.run = run
+        self._parts = parts
         self._store = store
         self._start = start
         self._baseline = baseline
@@ -130,6 +132,7 @@ class Sender:
         state_dir: Path | None = None,
         fence: bool = True,
         context: bool = True,
+        parts: int = 1,
         signer: Signer | None = None,
         verifier: Verifier | None = None,
         workers: int | None = None,
@@ -139,9 +142,10 @@ class Sender:
 
         The baseline lives in ``state_dir`` (see ``default_state_dir``), or in RAM if ``base`` is a state dict. With
         ``fence`` an empty version of a higher epoch is committed first: any other sender of the run loses its next
-        commit. A one-shot publisher needs none. With ``signer`` everything is signed, and nothing is believed that is
-        not signed by it or by a key of ``verifier``. ``workers``: encoding threads, one per core by default, 0 for
-        none.
+        commit. A one-shot publisher needs none. ``parts`` cuts matrices into so many parts each way, for receivers
+        whose ranks hold such parts (tensor parallelism) and fetch nothing else. With ``signer`` everything is signed,
+        and nothing is believed that is not signed by it or by a key of ``verifier``. ``workers``: encoding threads, one
+        per core by default, 0 for none.
 
         Raises ``RunMissing``, ``RunExists``, ``BadInput``, ``Busy``, ``BadSignature`` and store errors; nothing is
         changed then.
@@ -162,7 +166,9 @@ class Sender:
                 run, start = create_run(store, tensors, context=context, executor=executor, progress=report)
             baseline = open_baseline(store, run, start, base, tensors, state_dir, executor=executor, progress=report)
             stack.callback(baseline.close)
-            sender = cls(store, run, start, baseline, workers=workers, progress=report, resources=stack.pop_all())
+            sender = cls(
+                store, run, start, baseline, workers=workers, progress=report, resources=stack.pop_all(), parts=parts
+            )
         try:
             sender._catch_up()
             if fence:
@@ -250,6 +256,7 @@ class Sender:
             release=self._release,
             timeline=timeline,
             step=step,
+            parts=self._parts,
             progress=self._progress,
         )
 

@@ -23,6 +23,7 @@ from dcr_s3.mapping.cells import Source, mapped_source, tensor_source
 from dcr_s3.reports import PublishReport
 from dcr_s3.sending.blocks import Block, BlockBuilder, encode
 from dcr_s3.sending.segments import SegmentWriter
+from dcr_s3.sending.tiles import tiles
 from dcr_s3.targets.checkpoint import Checkpoint, describe
 from dcr_s3.targets.mirror import Mirror, total
 from dcr_s3.targets.redo import RedoRecord, RedoWriter
@@ -75,9 +76,11 @@ class VersionWriter:
         release: Callable[[], None],
         timeline: Timeline,
         step: int | None,
+        parts: int = 1,
         progress: Progress = no_progress,
     ) -> None:
         self.step = step
+        self._parts = parts
         self._report: PublishReport | None = None
         self.timeline = timeline
         self._run = run
@@ -183,6 +186,9 @@ class VersionWriter:
         if number is None:
             return
         dtype = self._run.tensors[number].type
+        if self._parts > 1 and len(source.shape) == 2 and dtype.bits >= 8 and min(source.shape) >= self._parts:
+            self._add_tiles(number, source)
+            return
         keep = borrow or self._run.tensors[number].size_bytes >= COPY_LIMIT_BYTES
         futures = []
         for start, cells in source.pieces(BLOCK_DENSE_BYTES):
@@ -193,6 +199,16 @@ class VersionWriter:
             futures += [self._submit(b) for b in self._builder.flush()]
             for future in futures:
                 future.exception()
+
+    def _add_tiles(self, number: int, source: Source) -> None:
+        """Adds a matrix in tiles, which are copies: its memory is not needed afterwards."""
+        rows, columns = source.shape
+        blocks = list(self._builder.flush())
+        for region, cells in tiles(number, (rows, columns), source.whole(), self._parts, BLOCK_DENSE_BYTES):
+            blocks += self._builder.add(self._run.tensors[number].type, region, cells)
+            blocks += self._builder.flush()
+            while blocks:
+                self._submit(blocks.pop(0))
 
     def _check(self, name: str, source: Source) -> int | None:
         """The tensor's number; None for a tied name whose tensor was added under another one."""

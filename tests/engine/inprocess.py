@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-import vllm_env
 import models
 import torch
+import vllm_env
 
 from dcr_s3 import Receiver, Sender
 from dcr_s3.store.memory import MemoryStore

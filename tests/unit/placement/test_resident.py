@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from dcr_s3 import Sender
+from dcr_s3 import Receiver, Sender
 from dcr_s3.errors import ApplyExpired, BadInput, ReplicaUnfit, StateMismatch, WrongBase
 from dcr_s3.rank import Rank, answer, results
 from dcr_s3.resident import LocalRank, ResidentReceiver
@@ -232,4 +232,22 @@ def test_a_rank_fetches_only_what_it_holds(context: bool, memory_store: MemorySt
         (report,) = receiver.pull()
         assert all(wire < 0.6 * published_report.wire_bytes for wire in report.rank_wire_bytes)
         assert torch.equal(ranks[1].b.data, new["b"][2048:])
+    sender.close()
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (7, 5), (1, 9)])
+def test_matrices_cut_into_parts_give_the_same_bits(
+    shape: tuple[int, int], memory_store: MemoryStore, tmp_path: Path
+) -> None:
+    rng = torch.Generator().manual_seed(1)
+    state = {"m": torch.randn(shape, generator=rng).to(torch.bfloat16), "v": torch.ones(5)}
+    (tmp_path / "dir").mkdir()
+    save_file(state, tmp_path / "dir" / "model.safetensors")
+    sender = Sender.open(memory_store, base=state, context=False, parts=2, workers=0)
+    new = toys.changed(state, 3)
+    sender.publish(new)
+    Receiver(memory_store, tmp_path / "dir", workers=0).pull()
+    assert torch.equal(
+        load_file(tmp_path / "dir" / "model.safetensors")["m"].view(torch.int16), new["m"].view(torch.int16)
+    )
     sender.close()
