@@ -7,6 +7,7 @@ signs, stream of positions, stream of values
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,15 +21,18 @@ from dcr_s3.format.codings import Coding
 
 _LENGTH = struct.Struct("<I")
 _STEP_SAMPLE = 4096
+_HALVED_CHANGES = 1024
+"""Changes from which the ten bytes that halving costs are nothing."""
 
 
-def choose_model(fields: Fields, tally: Tally, *, context: bool) -> HazardModel:
-    """The model that takes the fewest bits; without ``context``, the one that needs no old cells to decode."""
-    free = free_model(tally)
-    if not context or not fields.exponent_mask:
-        return free
-    rich = context_model(tally)
-    return rich if position_bits(rich, tally) < position_bits(free, tally) else free
+def choose_model(fields: Fields, cells: int, tally: Tally, *, context: bool) -> HazardModel:
+    """The model with the fewest bits for a block of ``cells``; without ``context``, one that needs no old cells."""
+    best = free_model(tally)
+    if context and fields.exponent_mask:
+        best = min(
+            best, context_model(tally), key=lambda model: position_bits(model, tally) * cells + 8 * len(model.codes)
+        )
+    return replace(best, halved=tally.density * cells >= _HALVED_CHANGES)
 
 
 def estimated_step_bits(fields: Fields, changes: Changes) -> float:

@@ -60,7 +60,7 @@ def _encode_usual(fields: Fields, old: Pieces, new: Pieces, tally: Tally, *, con
     """One pass: the tally already tells the hazards."""
     if not tally.density:
         return _unchanged(fields)
-    model = clock.choose_model(fields, tally, context=context)
+    model = clock.choose_model(fields, total_cells(old), tally, context=context)
     changes, positions = kernels.active().scan_positions(old, new, fields, model, tally.density)
     return EncodedBlock(*clock.pack(fields, model, positions, changes), changes)
 
@@ -73,7 +73,7 @@ def _encode_thin(fields: Fields, old: Pieces, new: Pieces, tally: Tally, *, cont
         return _unchanged(fields)
     scale = total_cells(old) / sum(tally.cells)
     counted = Tally([cells * scale for cells in tally.cells], kernel.count_exponents(changes.old, fields), False)
-    model = clock.choose_model(fields, counted, context=context)
+    model = clock.choose_model(fields, total_cells(old), counted, context=context)
     positions = kernel.encode_positions(old, changes.positions, fields, model)
     return EncodedBlock(*clock.pack(fields, model, positions, changes), changes)
 
@@ -85,7 +85,7 @@ def _encode_thick(dtype: Dtype, old: Pieces, new: Pieces, tally: Tally, *, conte
     if not len(changes.positions):
         return _unchanged(fields)
     best = _encode_dense(dtype, old, new)
-    model = clock.choose_model(fields, tally, context=context)
+    model = clock.choose_model(fields, total_cells(old), tally, context=context)
     bits = position_bits(model, tally) * total_cells(old) + clock.estimated_step_bits(fields, changes)
     if bits < 8 * len(best[1]):
         positions = kernels.active().encode_positions(old, changes.positions, fields, model)

@@ -20,6 +20,7 @@ from dcr_s3.errors import CorruptObject
 
 _LOG_STEP = math.log(65535) / 254
 _HAZARDS: list[int] = HAZARDS.tolist()
+_HALVED = 0x80
 _LIKELIEST = 1 - 2.0**-24
 _SMALLEST = 2.0**-30
 _TAIL_SHARE = 0.01
@@ -69,6 +70,8 @@ class HazardModel:
     unit_bits: int
     first_exponent: int
     codes: bytes
+    halved: bool = False
+    """The positions of the block's two halves are coded apart, so that a decoder can work on both at once."""
 
     @property
     def hazards(self) -> npt.NDArray[np.uint16]:
@@ -82,17 +85,19 @@ class HazardModel:
 
     def pack(self) -> bytes:
         """Header bytes: 2 for one class, 19 for sixteen."""
+        units = self.unit_bits | _HALVED * self.halved
         if len(self.codes) == 1:
-            return struct.pack("<B", self.unit_bits) + self.codes
-        return struct.pack("<BH", self.unit_bits, self.first_exponent) + self.codes
+            return struct.pack("<B", units) + self.codes
+        return struct.pack("<BH", units, self.first_exponent) + self.codes
 
     @classmethod
     def unpack(cls, header: bytes, classes: int) -> HazardModel:
         """Inverse of :meth:`pack`, for 1 or 16 classes. Raises CorruptObject on values outside the format."""
-        unit_bits, first = struct.unpack_from("<BH", header) if classes > 1 else (header[0], 0)
+        units, first = struct.unpack_from("<BH", header) if classes > 1 else (header[0], 0)
+        unit_bits = units & ~_HALVED
         if not MIN_UNIT_BITS <= unit_bits <= MAX_UNIT_BITS:
             raise CorruptObject(f"a block counts hazards in units of 2**-{unit_bits} bit")
-        return cls(unit_bits, first, header[-classes:])
+        return cls(unit_bits, first, header[-classes:], bool(units & _HALVED))
 
     @staticmethod
     def header_bytes(classes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import struct
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,22 @@ DIGEST_VALUE = 0x85EBCA77
 DIGEST_SECOND = 0x27D4EB2F
 DIGEST_THIRD = 0x165667B1
 
-SAMPLE_CELLS = 64
+SAMPLE_CELLS = 256
 SAMPLE_SCATTER = 0x9E3779B1
 RAW_BITS = 16
 """Bits of a step that are coded as one symbol, even odds."""
 MAX_LENGTH = 63
 FLAGS = 2 + MAX_LENGTH + 1
 SLOWEST_RATE = 7
+HALVES = struct.Struct("<II")
+"""Changes in the first half of a block, and bytes of their stream."""
+
+_TOTAL = 1 << TOTAL_BITS
+_TAIL = survival(ROUND_CLOCK)
 
 
 def tally(old: Pieces, new: Pieces, fields: Fields, stride_log2: int) -> Tally:
-    """Counts per exponent of the old cell, over one run of 64 cells in every 2**stride_log2 of them.
+    """Counts per exponent of the old cell, over one run of 256 cells in every 2**stride_log2 of them.
 
     Which run is taken varies from one group of runs to the next, so that no column of a matrix is missed.
     """
@@ -91,52 +97,73 @@ def apply_changes(dest: Pieces, positions: Positions, values: Cells) -> None:
 
 
 def encode_positions(cells: Pieces, positions: Positions, fields: Fields, model: HazardModel) -> bytes:
-    """Range-coded stream of ascending ``positions``, one symbol each, and one per 8 bits of clock without a change."""
-    after = _clocks(cells, fields, model)
-    coder = RangeEncoder()
-    base = 0
-    total = 1 << TOTAL_BITS
-    tail = survival(ROUND_CLOCK)
-    for position in positions.tolist():
-        end = int(after[position])
-        start = int(after[position - 1]) if position else 0
-        while start - base >= ROUND_CLOCK:
-            coder.encode(total - tail, tail, TOTAL_BITS)
-            base += ROUND_CLOCK
-        upper, lower = survival(start - base), survival(min(end - base, ROUND_CLOCK))
-        coder.encode(total - upper, upper - lower, TOTAL_BITS)
-        base = end
-    return coder.finish()
+    """Range-coded streams of ascending ``positions``, one for the block or one for each half of it."""
+    clocks = _clocks(cells, fields, model)
+    if not model.halved:
+        return _encode_run(clocks, positions)
+    half = len(clocks) // 2
+    cut = int(np.searchsorted(positions, half))
+    first = _encode_run(clocks[:half], positions[:cut])
+    second = _encode_run(clocks[half:] - clocks[half - 1], positions[cut:] - np.uint32(half))
+    return HALVES.pack(cut, len(first)) + first + second
 
 
 def decode_positions(
     stream: bytes | memoryview, changed: int, cells: Pieces, fields: Fields, model: HazardModel
 ) -> tuple[Positions, Cells]:
     """Inverse of :func:`encode_positions`: positions, and the old cells there. Raises CorruptObject."""
-    after = _clocks(cells, fields, model)
+    clocks = _clocks(cells, fields, model)
+    if not model.halved:
+        positions = _decode_run(stream, changed, clocks)
+    else:
+        half = len(clocks) // 2
+        cut, length = HALVES.unpack_from(stream) if len(stream) >= HALVES.size else (changed + 1, 0)
+        if cut > changed or HALVES.size + length > len(stream) or not half:
+            raise CorruptObject("a clock-coded block's halves do not fit it")
+        first = _decode_run(stream[HALVES.size : HALVES.size + length], cut, clocks[:half])
+        second = _decode_run(stream[HALVES.size + length :], changed - cut, clocks[half:] - clocks[half - 1])
+        positions = np.concatenate((first, second + np.uint32(half)))
+    return positions, gather(cells, positions, fields.cell_bytes)
+
+
+def _encode_run(clocks: npt.NDArray[np.int64], positions: Positions) -> bytes:
+    """A stream with a symbol for each position, and one for every 8 bits of clock without a change."""
+    coder = RangeEncoder()
+    base = 0
+    for position in positions.tolist():
+        end = int(clocks[position])
+        start = int(clocks[position - 1]) if position else 0
+        while start - base >= ROUND_CLOCK:
+            coder.encode(_TOTAL - _TAIL, _TAIL, TOTAL_BITS)
+            base += ROUND_CLOCK
+        upper, lower = survival(start - base), survival(min(end - base, ROUND_CLOCK))
+        coder.encode(_TOTAL - upper, upper - lower, TOTAL_BITS)
+        base = end
+    return coder.finish()
+
+
+def _decode_run(stream: bytes | memoryview, changed: int, clocks: npt.NDArray[np.int64]) -> Positions:
     coder = RangeDecoder(stream)
     positions = np.empty(changed, np.uint32)
     base = 0
-    total = 1 << TOTAL_BITS
-    tail = survival(ROUND_CLOCK)
     for number in range(changed):
-        while (point := coder.point(TOTAL_BITS)) >= total - tail:
-            coder.consume(total - tail, tail, TOTAL_BITS)
+        while (point := coder.point(TOTAL_BITS)) >= _TOTAL - _TAIL:
+            coder.consume(_TOTAL - _TAIL, _TAIL, TOTAL_BITS)
             base += ROUND_CLOCK
-            if base > after[-1]:
+            if base > clocks[-1]:
                 raise CorruptObject("a clock-coded block has a change beyond its last cell")
-        clock = bisect.bisect_right(range(ROUND_CLOCK), point, key=lambda s: total - survival(s)) - 1
-        position = int(np.searchsorted(after, base + clock, "right"))
-        if position >= len(after):
+        clock = bisect.bisect_right(range(ROUND_CLOCK), point, key=lambda s: _TOTAL - survival(s)) - 1
+        position = int(np.searchsorted(clocks, base + clock, "right"))
+        if position >= len(clocks):
             raise CorruptObject("a clock-coded block has a change beyond its last cell")
-        end = int(after[position])
-        start = int(after[position - 1]) if position else 0
+        end = int(clocks[position])
+        start = int(clocks[position - 1]) if position else 0
         upper, lower = survival(max(start - base, 0)), survival(min(end - base, ROUND_CLOCK))
-        coder.consume(total - upper, upper - lower, TOTAL_BITS)
+        coder.consume(_TOTAL - upper, upper - lower, TOTAL_BITS)
         positions[number] = position
         base = end
     coder.finish()
-    return positions, joined(cells, fields.cell_bytes)[positions]
+    return positions
 
 
 def _clocks(cells: Pieces, fields: Fields, model: HazardModel) -> npt.NDArray[np.int64]:

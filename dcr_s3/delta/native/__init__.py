@@ -14,7 +14,7 @@ from dcr_s3.delta.model import HazardModel, Tally
 from dcr_s3.delta.tables import CLASSES, MIN_UNIT_BITS, SURVIVAL
 from dcr_s3.errors import CorruptObject
 
-_SCHEME = struct.Struct("<7I16H")
+_SCHEME = struct.Struct("<8I16H")
 _DONE = 0
 _BAD_POSITIONS = 7
 _CORRUPT = {
@@ -23,6 +23,7 @@ _CORRUPT = {
     4: "a clock-coded stream is longer or shorter than what it codes",
     5: "a clock-coded block steps outside its type's values",
     6: "a clock-coded block has more signs than changes",
+    8: "a clock-coded block's halves do not fit it",
 }
 _CHUNK_CELLS = 4096
 """The scan wants room for this many more changes than it finds."""
@@ -112,11 +113,11 @@ def _scheme(fields: Fields, model: HazardModel | None = None) -> bytes:
     """The C kernels' view of an element type and a block's hazards."""
     numbers = (fields.cell_bytes, fields.order, fields.exponent_shift, fields.exponent_mask)
     if model is None:
-        return _SCHEME.pack(*numbers, 1, 0, MIN_UNIT_BITS, *(0,) * CLASSES)
+        return _SCHEME.pack(*numbers, 1, 0, MIN_UNIT_BITS, 0, *(0,) * CLASSES)
     hazards = model.hazards.tolist()
-    return _SCHEME.pack(
-        *numbers, len(hazards), model.first_exponent, model.unit_bits, *hazards, *(0,) * (CLASSES - len(hazards))
-    )
+    hazards += [0] * (CLASSES - len(hazards))
+    header = (len(model.codes), model.first_exponent, model.unit_bits, model.halved)
+    return _SCHEME.pack(*numbers, *header, *hazards)
 
 
 def _check(outcome: int) -> None:

@@ -65,24 +65,22 @@ INLINE uint64_t widest(uint32_t cell_bytes)
     return UINT64_MAX >> (64 - 8 * cell_bytes);
 }
 
-INLINE uint64_t ordered(uint64_t cell, uint32_t order, uint32_t cell_bytes)
+/* What maps cells to numbers and back by exclusive or; no branch, as signs are as good as random. */
+INLINE uint64_t order_mask(bool negative, uint32_t order, uint32_t cell_bytes)
 {
     uint64_t top = (uint64_t)1 << (8 * cell_bytes - 1);
-    if (order == UNSIGNED_ORDER)
-        return cell;
-    if (order == FLOAT_ORDER && (cell & top))
-        return cell ^ widest(cell_bytes);
-    return cell ^ top;
+    uint64_t flipped = order == UNSIGNED_ORDER ? 0 : top;
+    return order == FLOAT_ORDER ? (top | -(uint64_t)negative) & widest(cell_bytes) : flipped;
+}
+
+INLINE uint64_t ordered(uint64_t cell, uint32_t order, uint32_t cell_bytes)
+{
+    return cell ^ order_mask(cell >> (8 * cell_bytes - 1), order, cell_bytes);
 }
 
 INLINE uint64_t unordered(uint64_t number, uint32_t order, uint32_t cell_bytes)
 {
-    uint64_t top = (uint64_t)1 << (8 * cell_bytes - 1);
-    if (order == UNSIGNED_ORDER)
-        return number;
-    if (order == FLOAT_ORDER && !(number & top))
-        return number ^ widest(cell_bytes);
-    return number ^ top;
+    return number ^ order_mask(!(number >> (8 * cell_bytes - 1)), order, cell_bytes);
 }
 
 /* Calls the always-inlined `function` with the size of a cell as a constant. */

@@ -1,6 +1,7 @@
 /* Counting, gathering and scattering cells. */
 #include "cursor.h"
 
+enum { TALLY_AHEAD = 2 }; /* groups of runs */
 enum { PREFETCH = 24 }; /* changes ahead: far enough for memory to answer */
 
 INLINE void count_run(const uint8_t *cells, size_t count, const scheme *type, uint64_t *counts, uint32_t cell_bytes)
@@ -14,16 +15,30 @@ void count_exponents(const uint8_t *cells, size_t count, const scheme *type, uin
     FOR_CELL_BYTES(type->cell_bytes, count_run, cells, count, type, counts)
 }
 
-/* Counts a run of cells, and those of them that changed. */
+/* Counts a run of cells in the low halves of `counts`, and those of them that changed in the high halves. The four
+ * tables, one after the other, spare equal neighbours from waiting for each other. */
 INLINE void tally_run(const uint8_t *old_cells, const uint8_t *new_cells, size_t count, const scheme *type,
-                      uint64_t *cells, uint64_t *changed, uint32_t cell_bytes)
+                      uint64_t *counts, size_t table_size, uint32_t cell_bytes)
 {
     for (size_t n = 0; n < count; n++) {
         uint64_t old = load_cell(old_cells + n * cell_bytes, cell_bytes);
-        uint32_t exponent = exponent_of(old, type);
-        cells[exponent]++;
-        changed[exponent] += old != load_cell(new_cells + n * cell_bytes, cell_bytes);
+        uint64_t differs = old != load_cell(new_cells + n * cell_bytes, cell_bytes);
+        counts[(n & 3) * table_size + exponent_of(old, type)] += differs << 32 | 1;
     }
+}
+
+/* First cell of the run that a tally takes from a group of 2**stride_log2 runs. */
+INLINE size_t sampled_cell(uint64_t group, unsigned stride_log2)
+{
+    uint64_t taken = (uint32_t)(group * SAMPLE_SCATTER) >> 16 >> (16 - stride_log2);
+    return (size_t)(((group << stride_log2) + taken) * SAMPLE_CELLS);
+}
+
+INLINE void prefetch_run(const cursor *at, size_t ahead)
+{
+    if (ahead + SAMPLE_CELLS <= cursor_run(at))
+        for (size_t byte = 0; byte < SAMPLE_CELLS * at->cell_bytes; byte += 64)
+            __builtin_prefetch(at->at + ahead * at->cell_bytes + byte);
 }
 
 /* Counts sampled runs; the blocks' pieces may be cut anywhere. */
@@ -31,23 +46,31 @@ void tally(const block *old_cells, const block *new_cells, const scheme *type, u
            uint64_t *changed)
 {
     cursor old = open_cursor(old_cells, type->cell_bytes), new = open_cursor(new_cells, type->cell_bytes);
-    size_t position = 0;
-    for (uint64_t group = 0; position < old_cells->cells; group++) {
-        uint64_t taken = (uint32_t)(group * SAMPLE_SCATTER) >> 16 >> (16 - stride_log2);
-        size_t from = smaller((size_t)(((group << stride_log2) + taken) * SAMPLE_CELLS), old_cells->cells);
-        size_t to = smaller(from + SAMPLE_CELLS, old_cells->cells);
-        size_t next = smaller((size_t)(((group + 1) << stride_log2) * SAMPLE_CELLS), old_cells->cells);
+    size_t position = 0, total = old_cells->cells, table_size = type->exponent_mask + 1;
+    uint64_t counts[4 * MOST_EXPONENTS];
+    memset(counts, 0, 4 * table_size * sizeof *counts);
+    for (uint64_t group = 0; position < total; group++) {
+        size_t from = smaller(sampled_cell(group, stride_log2), total), to = smaller(from + SAMPLE_CELLS, total);
+        size_t next = smaller((size_t)((group + 1) << stride_log2) * SAMPLE_CELLS, total);
+        size_t ahead = sampled_cell(group + TALLY_AHEAD, stride_log2) - position;
+        prefetch_run(&old, ahead);
+        prefetch_run(&new, ahead);
         while (position < next) {
             size_t stop = position < from ? from : position < to ? to : next;
             size_t count = smaller(smaller(cursor_run(&old), cursor_run(&new)), stop - position);
             if (position >= from && position < to) {
-                FOR_CELL_BYTES(type->cell_bytes, tally_run, old.at, new.at, count, type, cells, changed)
+                FOR_CELL_BYTES(type->cell_bytes, tally_run, old.at, new.at, count, type, counts, table_size)
             }
             cursor_skip(&old, count);
             cursor_skip(&new, count);
             position += count;
         }
     }
+    for (size_t exponent = 0; exponent < table_size; exponent++)
+        for (size_t table = 0; table < 4; table++) {
+            cells[exponent] += (uint32_t)counts[table * table_size + exponent];
+            changed[exponent] += counts[table * table_size + exponent] >> 32;
+        }
 }
 
 /* Copies cells between their places in a block and an array, one entry per position. */

@@ -94,23 +94,19 @@ INLINE uint64_t clock_ahead(const range_decoder *coder, const clock_state *state
     return (uint64_t)(clock > 0 ? clock : 0) >> state->shift;
 }
 
-/* Whether the coded symbol lies at or after `clock`, a sum of hazards. */
-INLINE bool is_after(const range_decoder *coder, const clock_state *state, uint64_t clock)
-{
-    uint64_t ahead = clock > state->base ? clock - state->base : 0;
-    ahead = ahead < state->round ? ahead : state->round;
-    return coder->offset >= (coder->range >> TOTAL_BITS) * (TOTAL - survival(ahead << state->shift));
-}
-
-/* Passes over the change of a cell whose hazards sum up to `start` before and `end` after it. */
-INLINE void decode_change(range_decoder *coder, clock_state *state, uint64_t start, uint64_t end)
+/* Passes over the change of a cell whose hazards sum up to `start` before and `end` after it; false, having done
+ * nothing, where the coded symbol lies behind that cell. */
+INLINE bool decode_change(range_decoder *coder, clock_state *state, uint64_t start, uint64_t end)
 {
     uint64_t from = start > state->base ? start - state->base : 0, to = end - state->base;
     to = to < state->round ? to : state->round;
-    uint64_t upper = survival(from << state->shift), lower = survival(to << state->shift);
-    uint64_t unit = coder->range >> TOTAL_BITS;
+    uint64_t lower = survival(to << state->shift), unit = coder->range >> TOTAL_BITS;
+    if (__builtin_expect(coder->offset >= unit * (TOTAL - lower), 0))
+        return false;
+    uint64_t upper = survival(from << state->shift);
     decoder_advance(coder, unit * (TOTAL - upper), unit * (upper - lower));
     state->base = end;
+    return true;
 }
 
 #endif

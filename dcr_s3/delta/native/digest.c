@@ -7,8 +7,6 @@
 #define MIX_SECOND 0x27D4EB2Fu
 #define MIX_THIRD 0x165667B1u
 
-enum { BATCH = 1024 };
-
 #if defined(__x86_64__)
 #define LEVELS 3
 #else
@@ -20,17 +18,49 @@ enum { BATCH = 1024 };
 #undef LEVEL
 
 #if LEVELS > 1
+#include <immintrin.h>
+
 #pragma GCC push_options
 #pragma GCC target("avx2")
 #define LEVEL(name) name##_avx2
+#define LANES 8
+#define VECTOR __m256i
+#define ZERO _mm256_setzero_si256()
+#define OP(name) _mm256_##name##_si256
+#define OP32(name) _mm256_##name##_epi32
+#define OP64(name) _mm256_##name##_epi64
+#define MULTIPLY _mm256_mul_epu32
+#define LOAD_WORDS(at) _mm256_loadu_si256((const __m256i *)(at))
+#define LOAD_SHORTS(at) _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(at)))
+#define LOAD_BYTES(at) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at)))
 #include "digest_level.h"
 #undef LEVEL
+#undef LANES
+#undef VECTOR
+#undef ZERO
+#undef OP
+#undef OP32
+#undef OP64
+#undef MULTIPLY
+#undef LOAD_WORDS
+#undef LOAD_SHORTS
+#undef LOAD_BYTES
 #pragma GCC pop_options
+
 #pragma GCC push_options
 #pragma GCC target("avx2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #define LEVEL(name) name##_avx512
+#define LANES 16
+#define VECTOR __m512i
+#define ZERO _mm512_setzero_si512()
+#define OP(name) _mm512_##name##_si512
+#define OP32(name) _mm512_##name##_epi32
+#define OP64(name) _mm512_##name##_epi64
+#define MULTIPLY _mm512_mul_epu32
+#define LOAD_WORDS(at) _mm512_loadu_si512(at)
+#define LOAD_SHORTS(at) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(at)))
+#define LOAD_BYTES(at) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at)))
 #include "digest_level.h"
-#undef LEVEL
 #pragma GCC pop_options
 #endif
 

@@ -109,114 +109,121 @@ INLINE outcome LEVEL(encode_chunk)(const LEVEL(lookup) *table, const scheme *typ
                                 clock_state *state, range_encoder *coder, uint32_t cell_bytes)
 {
     uint64_t clocks[CHUNK_GROUPS + 1];
+    range_encoder local = *coder; /* nothing can alias it: it stays in registers */
+    outcome result = DONE;
     LEVEL(group_clocks)(table, type, cells, count, *clock, clocks, cell_bytes);
     *clock = clocks[(count + GROUP_CELLS - 1) / GROUP_CELLS];
-    for (size_t n = 0; n < changed; n++) {
+    for (size_t n = 0; n < changed && result == DONE; n++) {
         size_t cell = positions[n] - first, group = cell / GROUP_CELLS;
         const uint8_t *at = cells + group * GROUP_CELLS * cell_bytes;
         uint64_t start = clocks[group] + LEVEL(sum_group)(table, type, at, cell % GROUP_CELLS,
                                                           count - group * GROUP_CELLS, cell_bytes);
         uint64_t hazard = type->hazards[class_of(load_cell(cells + cell * cell_bytes, cell_bytes), type)];
-        outcome result = encode_change(coder, state, start, hazard);
-        if (result != DONE)
-            return result;
+        result = encode_change(&local, state, start, hazard);
     }
-    return DONE;
-}
-
-INLINE outcome LEVEL(encode_even)(const scheme *type, const uint32_t *positions, size_t changed, clock_state *state,
-                               range_encoder *coder)
-{
-    outcome result = DONE;
-    for (size_t n = 0; n < changed && result == DONE; n++)
-        result = encode_change(coder, state, (uint64_t)positions[n] * type->hazards[0], type->hazards[0]);
+    *coder = local;
     return result;
 }
 
-/* One pass over both blocks; with a `coder`, codes the positions as long as `changes` has room for them. */
-INLINE outcome LEVEL(scan_cells)(const block *old_cells, const block *new_cells, const scheme *type,
-                              change_list *changes, range_encoder *coder, uint32_t cell_bytes)
+INLINE outcome LEVEL(encode_even)(const scheme *type, size_t first, const uint32_t *positions, size_t changed,
+                                  clock_state *state, range_encoder *coder)
 {
-    LEVEL(lookup) table = LEVEL(open_lookup)(type);
-    clock_state state = open_clock(type);
-    uint64_t clock = 0;
+    range_encoder local = *coder;
+    uint64_t hazard = type->hazards[0];
+    outcome result = DONE;
+    for (size_t n = 0; n < changed && result == DONE; n++)
+        result = encode_change(&local, state, (positions[n] - first) * hazard, hazard);
+    *coder = local;
+    return result;
+}
+
+/* Codes the changes of a run of cells, at most a chunk long, that starts with cell number `first`. */
+INLINE outcome LEVEL(encode_run)(const LEVEL(lookup) *table, position_coder *coder, const uint8_t *cells, size_t count,
+                                 size_t first, const uint32_t *positions, size_t changed, uint32_t cell_bytes)
+{
+    const scheme *type = coder->type;
+    coder->changed += changed;
+    if (type->classes == 1)
+        return LEVEL(encode_even)(type, coder->start, positions, changed, &coder->state, &coder->stream);
+    return LEVEL(encode_chunk)(table, type, cells, count, first, positions, changed, &coder->clock, &coder->state,
+                               &coder->stream, cell_bytes);
+}
+
+/* One pass over both blocks; with a `coder`, codes the positions as long as `changes` has room for them. */
+INLINE outcome LEVEL(scan_cells)(const block *old_cells, const block *new_cells, position_coder *coder,
+                                 change_list *changes, uint32_t cell_bytes)
+{
+    LEVEL(lookup) table = coder ? LEVEL(open_lookup)(coder->type) : (LEVEL(lookup)){0};
     cursor old = open_cursor(old_cells, cell_bytes), new = open_cursor(new_cells, cell_bytes);
-    for (size_t first = 0; first < old_cells->cells;) {
-        size_t count = smaller(smaller(cursor_run(&old), cursor_run(&new)), CHUNK_CELLS);
+    for (size_t first = 0, count; first < old_cells->cells; first += count) {
         size_t before = changes->count;
+        outcome result = DONE;
+        count = smaller(smaller(cursor_run(&old), cursor_run(&new)), CHUNK_CELLS);
+        if (coder && !meet_half(coder, first, &count))
+            return NO_MEMORY;
         if (changes->capacity >= before + count) {
             LEVEL(scan_chunk)(old.at, new.at, count, first, changes, cell_bytes);
-            const uint32_t *positions = changes->positions + before;
-            size_t found = changes->count - before;
-            outcome result = DONE;
-            if (coder && type->classes == 1)
-                result = LEVEL(encode_even)(type, positions, found, &state, coder);
-            else if (coder)
-                result = LEVEL(encode_chunk)(&table, type, old.at, count, first, positions, found, &clock, &state,
-                                             coder, cell_bytes);
-            if (result != DONE)
-                return result;
+            if (coder)
+                result = LEVEL(encode_run)(&table, coder, old.at, count, first, changes->positions + before,
+                                           changes->count - before, cell_bytes);
         } else {
             changes->capacity = 0;
             changes->count += count_differences(old.at, new.at, count, cell_bytes);
         }
+        if (result != DONE)
+            return result;
         cursor_skip(&old, count);
         cursor_skip(&new, count);
-        first += count;
     }
     return DONE;
 }
 
-INLINE outcome LEVEL(encode_cells)(const block *cells, const scheme *type, const uint32_t *positions, size_t changed,
-                                range_encoder *coder, uint32_t cell_bytes)
+INLINE outcome LEVEL(encode_cells)(const block *cells, position_coder *coder, const uint32_t *positions,
+                                   size_t changed, uint32_t cell_bytes)
 {
-    clock_state state = open_clock(type);
-    if (type->classes == 1)
-        return LEVEL(encode_even)(type, positions, changed, &state, coder);
-    LEVEL(lookup) table = LEVEL(open_lookup)(type);
+    LEVEL(lookup) table = LEVEL(open_lookup)(coder->type);
     cursor at = open_cursor(cells, cell_bytes);
-    uint64_t clock = 0;
-    for (size_t first = 0, done = 0; done < changed;) {
-        size_t count = smaller(cursor_run(&at), CHUNK_CELLS), found = 0;
+    for (size_t first = 0, done = 0, count; first < cells->cells; first += count) {
+        size_t found = 0;
+        count = smaller(cursor_run(&at), CHUNK_CELLS);
+        if (!meet_half(coder, first, &count))
+            return NO_MEMORY;
         while (done + found < changed && positions[done + found] < first + count)
             found++;
-        outcome result = LEVEL(encode_chunk)(&table, type, at.at, count, first, positions + done, found, &clock, &state,
-                                             coder, cell_bytes);
+        outcome result = LEVEL(encode_run)(&table, coder, at.at, count, first, positions + done, found, cell_bytes);
         if (result != DONE)
             return result;
         cursor_skip(&at, count);
-        first += count;
         done += found;
     }
     return DONE;
 }
 
-static outcome LEVEL(scan)(const block *old_cells, const block *new_cells, const scheme *type, change_list *changes,
-                        range_encoder *coder)
+static outcome LEVEL(scan)(const block *old_cells, const block *new_cells, uint32_t cell_bytes, position_coder *coder,
+                           change_list *changes)
 {
-    switch (type->cell_bytes) {
+    switch (cell_bytes) {
     case 1:
-        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 1);
+        return LEVEL(scan_cells)(old_cells, new_cells, coder, changes, 1);
     case 2:
-        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 2);
+        return LEVEL(scan_cells)(old_cells, new_cells, coder, changes, 2);
     case 4:
-        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 4);
+        return LEVEL(scan_cells)(old_cells, new_cells, coder, changes, 4);
     default:
-        return LEVEL(scan_cells)(old_cells, new_cells, type, changes, coder, 8);
+        return LEVEL(scan_cells)(old_cells, new_cells, coder, changes, 8);
     }
 }
 
-static outcome LEVEL(encode)(const block *cells, const scheme *type, const uint32_t *positions, size_t changed,
-                          range_encoder *coder)
+static outcome LEVEL(encode)(const block *cells, position_coder *coder, const uint32_t *positions, size_t changed)
 {
-    switch (type->cell_bytes) {
+    switch (coder->type->cell_bytes) {
     case 1:
-        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 1);
+        return LEVEL(encode_cells)(cells, coder, positions, changed, 1);
     case 2:
-        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 2);
+        return LEVEL(encode_cells)(cells, coder, positions, changed, 2);
     case 4:
-        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 4);
+        return LEVEL(encode_cells)(cells, coder, positions, changed, 4);
     default:
-        return LEVEL(encode_cells)(cells, type, positions, changed, coder, 8);
+        return LEVEL(encode_cells)(cells, coder, positions, changed, 8);
     }
 }

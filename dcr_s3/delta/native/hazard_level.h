@@ -11,18 +11,20 @@ INLINE uint64_t LEVEL(sum_cells)(const scheme *type, const uint8_t *cells, size_
 #if SIMD_LEVEL == 2
 
 typedef struct {
-    __m512i low, high, first, mask, shift, even;
+    __m512i low, high, first, mask, shift, even, fields;
 } LEVEL(lookup);
 
 INLINE LEVEL(lookup) LEVEL(open_lookup)(const scheme *type)
 {
-    uint8_t low[16], high[16], even[64];
+    uint8_t low[16], high[16], even[64], fields[64];
     for (int n = 0; n < 16; n++) {
         low[n] = (uint8_t)type->hazards[n];
         high[n] = (uint8_t)(type->hazards[n] >> 8);
     }
-    for (int n = 0; n < 64; n++)
+    for (int n = 0; n < 64; n++) {
         even[n] = (uint8_t)(2 * n);
+        fields[n] = (uint8_t)(16 * (n & 3) + type->exponent_shift);
+    }
     uint32_t first = type->first_exponent < 255 ? type->first_exponent : 255;
     return (LEVEL(lookup)){
         _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)low)),
@@ -31,6 +33,7 @@ INLINE LEVEL(lookup) LEVEL(open_lookup)(const scheme *type)
         _mm512_set1_epi8((char)type->exponent_mask),
         _mm512_set1_epi16((short)type->exponent_shift),
         _mm512_loadu_si512(even),
+        _mm512_loadu_si512(fields),
     };
 }
 
@@ -47,6 +50,18 @@ INLINE __m512i LEVEL(classes)(const LEVEL(lookup) *table, const uint8_t *cells, 
     } else {
         exponents = _mm512_srlv_epi16(_mm512_maskz_loadu_epi8(live, cells), table->shift);
     }
+    exponents = _mm512_and_si512(exponents, table->mask);
+    return _mm512_min_epu8(_mm512_subs_epu8(exponents, table->first), _mm512_set1_epi8(CLASSES - 1));
+}
+
+/* Classes of 64 cells in any order, which is all that a sum wants. */
+INLINE __m512i LEVEL(shuffled_classes)(const LEVEL(lookup) *table, const uint8_t *cells, uint32_t cell_bytes)
+{
+    if (cell_bytes == 1)
+        return LEVEL(classes)(table, cells, UINT64_MAX, cell_bytes);
+    __m512i exponents = _mm512_multishift_epi64_epi8(table->fields, _mm512_loadu_si512(cells));
+    exponents = _mm512_mask_multishift_epi64_epi8(exponents, 0xF0F0F0F0F0F0F0F0u, table->fields,
+                                                  _mm512_loadu_si512(cells + 64));
     exponents = _mm512_and_si512(exponents, table->mask);
     return _mm512_min_epu8(_mm512_subs_epu8(exponents, table->first), _mm512_set1_epi8(CLASSES - 1));
 }
@@ -179,7 +194,7 @@ INLINE void LEVEL(group_clocks)(const LEVEL(lookup) *table, const scheme *type, 
             __m512i sums[8];
             for (size_t n = 0; n < 8; n++) {
                 const uint8_t *at = cells + (group + n) * GROUP_CELLS * cell_bytes;
-                sums[n] = LEVEL(eighths)(table, LEVEL(classes)(table, at, UINT64_MAX, cell_bytes), UINT64_MAX);
+                sums[n] = LEVEL(eighths)(table, LEVEL(shuffled_classes)(table, at, cell_bytes), UINT64_MAX);
             }
             uint64_t totals[8];
             _mm512_storeu_si512(totals, LEVEL(totals)(sums));

@@ -17,7 +17,8 @@ enum {
     GROUP_CELLS = 64,   /* cells whose hazards are summed at once */
     CHUNK_CELLS = 4096, /* cells handled while they are in the first-level cache */
     CHUNK_GROUPS = CHUNK_CELLS / GROUP_CELLS,
-    SAMPLE_CELLS = 64,  /* a tally samples runs of so many cells */
+    MOST_EXPONENTS = 2048,
+    SAMPLE_CELLS = 256,  /* a tally samples runs of so many cells */
 };
 
 #define SAMPLE_SCATTER 0x9E3779B1u /* spreads the runs that a tally takes */
@@ -31,6 +32,7 @@ typedef enum {
     OVERSIZED_STEP,  /* a step leaves the type's values */
     SURPLUS_SIGNS,   /* sign bits are set after the last change */
     BAD_POSITIONS,   /* positions are not ascending cells of the block that can change */
+    BAD_HALVES,      /* the lengths of the two halves do not fit */
 } outcome;
 
 typedef enum { UNSIGNED_ORDER = 0, SIGNED_ORDER, FLOAT_ORDER } cell_order;
@@ -56,6 +58,7 @@ typedef struct {
     uint32_t classes; /* 1 or CLASSES */
     uint32_t first_exponent;
     uint32_t unit_bits; /* hazards count 2**-unit_bits bit */
+    uint32_t halved;    /* 1 where the positions of the two halves are coded apart */
     uint16_t hazards[CLASSES];
 } scheme;
 
@@ -87,7 +90,7 @@ void tally(const block *old_cells, const block *new_cells, const scheme *type, u
 void count_exponents(const uint8_t *cells, size_t count, const scheme *type, uint64_t *counts);
 
 /* Both blocks hold equally many cells. */
-void scan(const block *old_cells, const block *new_cells, const scheme *type, change_list *changes);
+void scan(const block *old_cells, const block *new_cells, uint32_t cell_bytes, change_list *changes);
 outcome scan_positions(const block *old_cells, const block *new_cells, const scheme *type, change_list *changes,
                        byte_string *stream);
 outcome encode_positions(const block *cells, const scheme *type, const uint32_t *positions, size_t count,

@@ -71,8 +71,9 @@ static int read_scheme(const Py_buffer *packed, scheme *type)
     memcpy(type, packed->buf, sizeof *type);
     uint32_t size = type->cell_bytes;
     int sound = (size == 1 || size == 2 || size == 4 || size == 8) && type->order <= FLOAT_ORDER &&
-                type->exponent_shift < 8 * size && type->exponent_mask < 4096 &&
-                (type->classes == 1 || type->classes == CLASSES) && type->unit_bits >= 14 && type->unit_bits <= 24;
+                type->exponent_shift < 8 * size && type->exponent_mask < MOST_EXPONENTS &&
+                (type->classes == 1 || type->classes == CLASSES) && type->unit_bits >= 14 && type->unit_bits <= 24 &&
+                type->halved <= 1;
     if (!sound)
         PyErr_SetString(PyExc_ValueError, "a scheme that no type has");
     return sound;
@@ -201,7 +202,7 @@ static PyObject *py_scan(PyObject *self, PyObject *args)
         if (coded)
             result = scan_positions(&old.cells, &new.cells, &type, &changes, &stream);
         else
-            scan(&old.cells, &new.cells, &type, &changes);
+            scan(&old.cells, &new.cells, type.cell_bytes, &changes);
         Py_END_ALLOW_THREADS
         PyObject *bytes = result != DONE ? failure(result) : coded ? take_stream(&stream) : Py_NewRef(Py_None);
         if (bytes)

@@ -76,14 +76,14 @@ INLINE void encoder_raw(range_encoder *coder, uint64_t value, unsigned bits)
     encoder_advance(coder, unit * value, unit);
 }
 
-/* One more byte is enough, as zeros follow it. */
-INLINE void encoder_close(range_encoder *coder, byte_string *stream)
+/* Ends a stream, and makes the coder ready for another one behind it. One more byte is enough, as zeros follow it. */
+INLINE void encoder_end(range_encoder *coder)
 {
     coder->low += CODER_LOW_MASK;
     encoder_carry(coder);
     coder->data[coder->size++] = (uint8_t)(coder->low >> 48);
-    stream->data = coder->data;
-    stream->size = coder->size;
+    coder->low = 0;
+    coder->range = CODER_TOP;
 }
 
 typedef struct {
