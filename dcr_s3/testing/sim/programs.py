@@ -9,15 +9,20 @@ from dataclasses import dataclass
 
 from dcr_s3.errors import CommitConflict, DcrError, Fenced
 from dcr_s3.receiver import Receiver
+from dcr_s3.retention import gc
 from dcr_s3.sender import Sender
 from dcr_s3.store.base import Store
 from dcr_s3.testing.sim.model import TinyModel
 from dcr_s3.testing.sim.simulation import Machine, Simulation, Violation
 from dcr_s3.testing.sim.truth import Intent, Truth
+from dcr_s3.upkeep import make_fold, make_snapshot
 from dcr_s3.world import world
 
 PATIENCE = 4
 """Errors that a process may still meet after the last fault."""
+
+MIN_AGE_S = 7200.0
+"""Longer than any simulated process ever stands still."""
 
 
 class SmallSegments(Sender):
@@ -68,6 +73,7 @@ class Trainer(Program):
 
     states: int
     fence: bool = True
+    pace_s: float = 10.0
     reached: int = 0
     done: bool = False
 
@@ -90,7 +96,7 @@ class Trainer(Program):
                 here.intent = Intent(here.name, (self.reached + 1) % len(here.model.files))
                 self._publish(here, sender, here.intent)
                 self.reached += 1
-                world().sleep(world().uniform(0.0, 10.0))
+                world().sleep(world().uniform(0.0, self.pace_s))
                 if not self.fence:
                     break
         self.done = self.reached == self.states
@@ -118,6 +124,7 @@ class Puller(Program):
     """Pulls again and again, as from cron, until ``finished`` says that there will be nothing more."""
 
     finished: Callable[[], bool]
+    pace_s: float = 10.0
 
     def __call__(self, here: Surroundings) -> None:
         base, target = here.model.directory(0), here.machine.root / "mirror"
@@ -126,7 +133,7 @@ class Puller(Program):
                 Receiver(here.store, target, base=base, name=here.name, workers=0).pull()
             except DcrError as error:
                 here.trouble(error)
-            world().sleep(world().uniform(0.0, 10.0))
+            world().sleep(world().uniform(0.0, self.pace_s))
 
 
 @dataclass
@@ -159,6 +166,25 @@ class Follower(Program):
         while not halt.is_set():
             try:
                 Receiver(here.store, target, base=base, name=here.name, workers=0).follow(stop=halt)
+            except DcrError as error:
+                here.trouble(error)
+
+
+@dataclass
+class Keeper(Program):
+    """Folds, makes snapshots and deletes what is not needed, now and then."""
+
+    finished: Callable[[], bool]
+    pace_s: float = 4000.0
+
+    def __call__(self, here: Surroundings) -> None:
+        base, mirror = here.model.directory(0), here.machine.root / "mirror"
+        while not self.finished():
+            world().sleep(world().uniform(0.0, self.pace_s))
+            try:
+                make_fold(here.store, mirror, base=base, workers=0)
+                make_snapshot(here.store, mirror, workers=0)
+                gc(here.store, min_age_s=MIN_AGE_S, keep_versions=1, dry_run=False, workers=0)
             except DcrError as error:
                 here.trouble(error)
 

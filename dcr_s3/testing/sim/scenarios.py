@@ -14,23 +14,27 @@ from dcr_s3.testing.sim.actors import Point
 from dcr_s3.testing.sim.choices import SeededChoices
 from dcr_s3.testing.sim.explorer import Exploration, ExploringChoices, explore
 from dcr_s3.testing.sim.model import ONE, TinyModel
-from dcr_s3.testing.sim.programs import Follower, OnePull, Preparation, Puller, Trainer
+from dcr_s3.testing.sim.programs import Follower, Keeper, OnePull, Preparation, Puller, Trainer
 from dcr_s3.testing.sim.scenario import Result, Role, Scenario
 
 BASELINE = "state/*/baseline"
 MIRROR = "mirror"
 STATES = 6
 NOISY_STEPS = 1500
+QUICK_S, SLOW_S = 10.0, 4000.0
 TINY_STEPS = 3000
 
 
 @contextmanager
 def long_scenario(seed: int) -> Iterator[Scenario]:
-    """Two senders that take the run from each other, one receiver that pulls and one that follows, several versions,
-    and for a long while all faults there are."""
+    """Two senders that take the run from each other, a receiver that pulls and one that follows, several versions, and
+    for a long while all faults there are. Odd seeds have a machine that folds, makes snapshots and deletes, and take
+    so long that there is something to delete."""
     with TemporaryDirectory(prefix="dcr-sim-") as directory:
         root = Path(directory)
-        trainers = Trainer(STATES - 1), Trainer(STATES - 2)
+        upkeep = seed % 2 == 1
+        pace_s = SLOW_S if upkeep else QUICK_S
+        trainers = Trainer(STATES - 1, pace_s=pace_s), Trainer(STATES - 2, pace_s=pace_s)
 
         def finished() -> bool:
             return all(t.done for t in trainers)
@@ -38,8 +42,9 @@ def long_scenario(seed: int) -> Iterator[Scenario]:
         roles = [
             Role("alice", trainers[0], BASELINE),
             Role("bob", trainers[1], BASELINE),
-            Role("carol", Puller(finished), MIRROR),
+            Role("carol", Puller(finished, pace_s), MIRROR),
             Role("dave", Follower(finished), MIRROR),
+            *([Role("erin", Keeper(finished, pace_s), MIRROR)] if upkeep else []),
         ]
         model = TinyModel(root / "model", STATES)
         yield Scenario(root, model, roles, SeededChoices(seed), seed=seed, noisy_steps=NOISY_STEPS)

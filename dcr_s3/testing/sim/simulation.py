@@ -119,7 +119,9 @@ class Simulation:
         if self.broken is not None:
             raise self.broken
         if actor.error is not None:
-            raise actor.error
+            if isinstance(actor.error, Violation):
+                raise actor.error
+            raise Violation(f"{actor.name} breaks down: {actor.error!r}") from actor.error
         self.check(actor.name)
 
     def state(self) -> Hashable:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from dcr_s3.format.keys import ACK_PREFIX, RUN_KEY, ack_key, manifest_key, manifest_version, segment_key
+from dcr_s3.format.keys import ACK_PREFIX, RUN_KEY, ack_key, manifest_key, manifest_version
 from dcr_s3.store.memory import MemoryBucket
 from dcr_s3.store.wrapped import Request
+from dcr_s3.testing.sim.ledger import Claim, Ledger
 from dcr_s3.testing.sim.model import FILE, TinyModel
 from dcr_s3.testing.sim.simulation import Machine, Violation
 
@@ -34,7 +34,6 @@ class Commit:
     epoch: int
     state: int
     intent: Intent | None
-    manifest: dict[str, Any]
 
 
 @dataclass
@@ -64,11 +63,11 @@ class Truth:
         self.model = model
         self.commits: dict[int, Commit] = {}
         self.newest = -1
-        self.may_delete: set[str] = set()
         self.fingerprint = 0
         self.mirrors = dict(mirrors)
         self._intents: dict[str, Intent | None] = {}
-        self._seen: dict[str, Any] = {}
+        self._ledger = Ledger()
+        self._had_snapshot = False
         self._opened_epoch = 0
 
     # What processes tell
@@ -107,50 +106,55 @@ class Truth:
         return self.mirrors[name].settled and self.mirrors[name].version == self.newest
 
     def _check_bucket(self) -> None:
-        objects = dict(self.bucket.objects)
-        if objects == self._seen:
+        objects = self.bucket.objects
+        if objects == self._ledger.objects:
             return
-        before, self._seen = self._seen, objects
         self.fingerprint = hash(frozenset((key, stored.etag) for key, stored in objects.items()))
-        for key in before.keys() - objects.keys() - self.may_delete:
-            if self._named(key):
-                raise Violation(f"{key} was deleted, though a committed version needs it")
-        changed = [key for key, stored in objects.items() if before.get(key) is not stored]
-        if RUN_KEY in changed and RUN_KEY not in before:
-            body = objects[RUN_KEY].body
-            self.commits[0] = Commit(sha256(body).hexdigest(), 0, 0, None, {})
+        fresh, gone = self._ledger.update(objects)
+        if RUN_KEY in fresh:
+            self.commits[0] = Commit(sha256(objects[RUN_KEY].body).hexdigest(), 0, 0, None)
             self.newest = 0
-        for key in sorted(changed):
-            version = manifest_version(key)
-            if key in before and before[key].body != objects[key].body and self._named(key):
-                raise Violation(f"{key} was overwritten, though a committed version needs it")
-            if version is not None and key not in before:
-                self._commit(version, key, objects[key].body)
-            if key.startswith(ACK_PREFIX):
-                self._ack(key, objects[key].body)
+        for key in fresh:
+            claim = self._ledger.claims.get(key)
+            if claim is not None and claim.kind == "delta":
+                self._commit(claim, objects[key].body)
+            elif claim is not None and claim.kind == "snapshot":
+                self._check_snapshot(claim)
+        for key in (k for k in objects if k.startswith(ACK_PREFIX)):
+            self._ack(key, objects[key].body)
+        self._ledger.require_whole()
+        if gone:
+            self._check_deleted(gone)
 
-    def _commit(self, version: int, key: str, body: bytes) -> None:
-        manifest = json.loads(body)
+    def _commit(self, claim: Claim, body: bytes) -> None:
         digest = sha256(body).hexdigest()
-        if version != self.newest + 1 or manifest["parent"]["sha256"] != self.commits[version - 1].sha256:
-            raise Violation(f"{key} does not follow version {self.newest}")
+        manifest = claim.document
+        if claim.last != self.newest + 1 or manifest["parent"]["sha256"] != self.commits[claim.first].sha256:
+            raise Violation(f"{claim.key} does not follow version {self.newest}")
         if manifest["epoch"] < self._opened_epoch:
-            raise Violation(f"{key} is of epoch {manifest['epoch']}, but epoch {self._opened_epoch} has begun")
-        for segment, size, wanted in _segments(manifest):
-            stored = self.bucket.objects.get(segment)
-            if stored is None or len(stored.body) != size or sha256(stored.body).hexdigest() != wanted:
-                raise Violation(f"{key} is visible, but {segment}, which it names, is not complete")
+            raise Violation(f"{claim.key} is of epoch {manifest['epoch']}, but epoch {self._opened_epoch} has begun")
         intent = self._intents.get(digest)
-        previous = self.commits[version - 1].state
+        previous = self.commits[claim.first].state
         state = previous if manifest["kind"] == "fence" or intent is None else intent.state
-        self.commits[version] = Commit(digest, manifest["epoch"], state, intent, manifest)
-        self.newest = version
+        self.commits[claim.last] = Commit(digest, manifest["epoch"], state, intent)
+        self.newest = claim.last
 
-    def _named(self, key: str) -> bool:
-        """True for objects that a committed version consists of."""
-        if key == RUN_KEY or manifest_version(key) in self.commits:
-            return True
-        return any(key == segment for c in self.commits.values() for segment, _, _ in _segments(c.manifest))
+    def _check_snapshot(self, claim: Claim) -> None:
+        commit = self.commits.get(claim.last)
+        files = {n.key.rpartition("/")[2]: self.bucket.objects[n.key].body for n in claim.objects}
+        if commit is None or files.get(FILE) != self.model.files[commit.state]:
+            raise Violation(f"{claim.key} does not hold the bits of version {claim.last}")
+
+    def _check_deleted(self, gone: Sequence[str]) -> None:
+        for key in gone:
+            if key == RUN_KEY or manifest_version(key) is not None:
+                raise Violation(f"{key} was deleted")
+        had_snapshot = self._had_snapshot = self._had_snapshot or "snapshot" in self._ledger.kinds
+        starts = {name: m.version for name, m in self.mirrors.items() if m.version >= 0}
+        starts |= {"a new receiver": -1} if had_snapshot else {}
+        for name, start in starts.items():
+            if not self._ledger.reaches(start, self.newest):
+                raise Violation(f"{gone[0]} was deleted, and {name} can no longer get to version {self.newest}")
 
     def _ack(self, key: str, body: bytes) -> None:
         for name, mirrored in self.mirrors.items():
@@ -177,9 +181,3 @@ class Truth:
             raise Violation(f"{name} says that it holds version {version}, which was not committed like that")
         if mirrored.settled and (directory / FILE).read_bytes() != self.model.files[commit.state]:
             raise Violation(f"{name} serves bits that are not those of version {version}, which it says it holds")
-
-
-def _segments(manifest: Mapping[str, Any]) -> Iterable[tuple[str, int, str]]:
-    for entry in manifest.get("segments", ()):
-        key = segment_key(manifest["version"], manifest["attempt"], entry["owner"], entry["seq"])
-        yield key, entry["size_bytes"], entry["sha256"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from collections.abc import Collection
@@ -13,8 +14,10 @@ from dcr_s3.testing.sim.choices import CRASH, POWER_LOSS
 from dcr_s3.testing.sim.simulation import EPOCH_S, Machine, Simulation
 from dcr_s3.world import Mapped, World
 
+DISK_FULL = "disk_full"
 _SYNC_FAULTS = (POWER_LOSS,)
 """A killed process leaves the same whether it had synchronised or not."""
+_WRITE_FAULTS = (POWER_LOSS, DISK_FULL)
 _DISK_FAULTS = (CRASH, POWER_LOSS)
 
 
@@ -110,8 +113,9 @@ class SimWorld(World):
         except ValueError:
             shown = Path(path.name)
         point = Point(Kind.DISK, name, f"{self._machine.name}:{shown}")
-        self._simulation.at(self.me, self._machine, point, self._possible(name))
+        if self._simulation.at(self.me, self._machine, point, self._possible(name)) == DISK_FULL:
+            raise OSError(errno.ENOSPC, "simulated: no space left", str(path))
 
     def _possible(self, name: str) -> list[str]:
-        faults = _SYNC_FAULTS if name.startswith("sync") else _DISK_FAULTS
+        faults = _WRITE_FAULTS if name == "sync" else _SYNC_FAULTS if name.startswith("sync") else _DISK_FAULTS
         return [f for f in faults if self._menu is None or f in self._menu]
