@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from dcr_s3.delta import kernels
-from dcr_s3.delta.changes import Changes, Pieces
+from dcr_s3.delta.changes import Cells, Changes, Pieces
 from dcr_s3.delta.fields import Fields
 from dcr_s3.delta.model import HazardModel, Tally, context_model, free_model, position_bits
 from dcr_s3.delta.tables import CLASSES
@@ -54,8 +54,13 @@ def pack(fields: Fields, model: HazardModel, positions: bytes, changes: Changes)
     return coding, b"".join((model.pack(), _LENGTH.pack(len(positions)), signs, positions, values))
 
 
-def decode(fields: Fields, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces) -> Changes:
-    """Inverse of :func:`pack`. Raises CorruptObject on a payload that no encoder writes."""
+def decode(
+    fields: Fields, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces, *, partial: bool = False
+) -> Changes:
+    """Inverse of :func:`pack`. Raises CorruptObject on a payload that no encoder writes.
+
+    With ``partial``, old cells may be wrong in a context-free block; where they are, the new ones are too.
+    """
     classes = 1 if coding is Coding.CLOCK_FREE else CLASSES
     view = memoryview(payload)
     header_bytes = HazardModel.header_bytes(classes)
@@ -71,5 +76,17 @@ def decode(fields: Fields, coding: Coding, payload: bytes | memoryview, changed:
         raise CorruptObject(f"a clock-coded block ends at {len(view)} bytes, before its stream of values")
     kernel = kernels.active()
     positions, before = kernel.decode_positions(view[positions_at:values_at], changed, old, fields, model)
-    after = kernel.decode_values(view[signs_at:positions_at], view[values_at:], before, fields, model)
-    return Changes(positions, before, after)
+    signs, stream = view[signs_at:positions_at], view[values_at:]
+    decode_values = _decode_steps if partial and coding is Coding.CLOCK_FREE else kernel.decode_values
+    return Changes(positions, before, decode_values(signs, stream, before, fields, model))
+
+
+def _decode_steps(signs: memoryview, stream: memoryview, old: Cells, fields: Fields, model: HazardModel) -> Cells:
+    """New cells from old ones that may be wrong: steps are decoded from the end of the range that they lead away from,
+    and taken modulo the range.
+    """
+    grew = np.unpackbits(np.frombuffer(signs, np.uint8), bitorder="little")[: len(old)].astype(np.bool_)
+    ends = fields.unordered(np.where(grew, old.dtype.type(0), ~old.dtype.type(0)))
+    reached = kernels.active().decode_values(signs, stream, ends, fields, model)
+    moved: Cells = fields.ordered(reached) - fields.ordered(ends)
+    return fields.unordered(fields.ordered(old) + moved)

@@ -100,11 +100,16 @@ def _encode_dense(dtype: Dtype, old: Pieces, new: Pieces) -> tuple[Coding, bytes
     return (Coding.DENSE_XOR, xor) if len(xor) <= len(plain) else (Coding.DENSE_PLAIN, plain)
 
 
-def decode_block(dtype: Dtype, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces) -> Changes:
+def decode_block(
+    dtype: Dtype, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces, *, partial: bool = False
+) -> Changes:
     """The changes that ``payload`` describes, given the cells it was made against.
 
     ``changed`` is the number of changed cells that the block declares. Raises CorruptObject on any malformed payload.
     Other old cells than the encoder's give CorruptObject or wrong changes, which the caller detects by state digest.
+
+    With ``partial``, some old cells are not known and may be anything. Every change of a known cell is then right, and
+    none is missing; what is said about other cells means nothing. A coding with context cannot be read so.
     """
     _check(dtype, old)
     cells = total_cells(old)
@@ -112,20 +117,24 @@ def decode_block(dtype: Dtype, coding: Coding, payload: bytes | memoryview, chan
         raise CorruptObject(f"a block of {cells} cells declares {changed} changes")
     if (coding is Coding.NONE) != (changed == 0) or (coding is Coding.NONE and len(payload)):
         raise CorruptObject(f"a block coded as {coding.name} declares {changed} changes in {len(payload)} bytes")
+    if partial and coding is Coding.CLOCK_CONTEXT:
+        raise ValueError("a coding with context needs all old cells")
     if coding is Coding.NONE:
         return _unchanged(Fields.of(dtype)).changes
     if coding in (Coding.CLOCK_FREE, Coding.CLOCK_CONTEXT):
-        return clock.decode(Fields.of(dtype), coding, payload, changed, old)
-    return _decode_dense(dtype, coding, payload, changed, old)
+        return clock.decode(Fields.of(dtype), coding, payload, changed, old, partial=partial)
+    return _decode_dense(dtype, coding, payload, changed, old, partial=partial)
 
 
-def _decode_dense(dtype: Dtype, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces) -> Changes:
+def _decode_dense(
+    dtype: Dtype, coding: Coding, payload: bytes | memoryview, changed: int, old: Pieces, *, partial: bool
+) -> Changes:
     before = joined(old, dtype.cell_bytes)
     after = dense.unpack(payload, len(before), dtype.cell_bytes)
     if coding is Coding.DENSE_XOR:
         after = after ^ before
     changes: Changes = kernels.active().scan([before], [after], dtype.cell_bytes, changed / max(len(before), 1))
-    if len(changes.positions) != changed:
+    if len(changes.positions) != changed and not partial:
         raise CorruptObject(f"a dense block declares {changed} changes and holds {len(changes.positions)}")
     return changes
 

@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
     **vllm_env.OPTIONS,
     "tensor_parallel_size": 2,
     "distributed_executor_backend": "mp",
-    "worker_extension_cls": "dcr_s3.vllm.worker.RankExtension",
+    "worker_extension_cls": "plain_worker.PlainRankExtension",
     "weight_transfer_config": {"backend": "dcr_s3"},
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dcr_s3.delta import Changes, decode_block, dense, digest_at, digest_range
+from dcr_s3.delta import decode_block, digest_at, digest_range
 from dcr_s3.delta.account import account, totals
 from dcr_s3.errors import BadInput, CorruptObject, WrongBase
 from dcr_s3.format.cells import Cells
@@ -111,7 +111,7 @@ class RankEngine:
         old = [self._gather(region) for region in block.regions]
         holds = self._holds(block)
         try:
-            changes = self._changes(block, payload, old, holds)
+            changes = decode_block(block.dtype, block.coding, payload, block.changed, old, partial=not holds)
         except CorruptObject as error:
             raise WrongBase(
                 f"{where}: {self._names(block)} cannot be decoded ({error}); load the engine anew"
@@ -158,15 +158,6 @@ class RankEngine:
 
     def _holds(self, block: BlockEntry) -> bool:
         return all(self._held.whole(region.tensor) for region in block.regions)
-
-    def _changes(self, block: BlockEntry, payload: bytes, old: list[Cells], holds: bool) -> Changes:
-        if holds or block.coding is not Coding.DENSE_PLAIN:
-            return decode_block(block.dtype, block.coding, payload, block.changed, old)
-        # Cells that are not held look changed; they go nowhere.
-        before = np.concatenate(old)
-        after = dense.unpack(payload, before.size, before.itemsize)
-        positions = np.flatnonzero(before != after).astype(np.uint32)
-        return Changes(positions, before[positions], after[positions])
 
     def _gather(self, region: Region) -> Cells:
         number = region.tensor
