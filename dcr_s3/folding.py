@@ -131,10 +131,10 @@ class Folder:
                     segment_bytes=sum(e.size_bytes for e in entries),
                 ),
             )
-            return self._create(fold, writer)
         except BaseException:
             writer.abort()
             raise
+        return self._create(fold, writer)
 
     def _encode(self, undo: UndoLog, writer: SegmentWriter) -> tuple[StateDigest, int, list[SegmentEntry]]:
         """Codes every block with changes; the change of the state digest, changed cells, and the segments."""
@@ -166,7 +166,10 @@ class Folder:
         yield from builder.flush()
 
     def _create(self, fold: Fold, writer: SegmentWriter) -> Fold:
-        """Creates the fold's manifest, or finds another one; what lies under the key decides."""
+        """Creates the fold's manifest, or finds another one; what lies under the key decides.
+
+        Where that stays unknown the segments stay too: the manifest may still arrive.
+        """
         key = fold_key(fold.first.version, fold.last.version)
         lost: StoreUnavailable | None = None
         try:
