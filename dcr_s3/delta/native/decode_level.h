@@ -65,13 +65,10 @@ typedef struct {
     size_t first, count, end; /* of the chunk, and the end of the half */
     size_t group;             /* where the last change was */
     uint64_t chunk_end, last; /* clock at the end of the chunk, and at most at that of the half */
-    clock_state state;
-    range_decoder coder;
     uint64_t clocks[CHUNK_GROUPS + 8]; /* find_group reads eight at once */
 } LEVEL(walk);
 
-static void LEVEL(open_walk)(LEVEL(walk) *walk, const block *cells, const scheme *type, const position_half *half,
-                             uint32_t cell_bytes)
+static void LEVEL(open_walk)(LEVEL(walk) *walk, const block *cells, const position_half *half, uint32_t cell_bytes)
 {
     walk->at = open_cursor(cells, cell_bytes);
     for (size_t left = half->first, run; left; left -= run) {
@@ -83,8 +80,6 @@ static void LEVEL(open_walk)(LEVEL(walk) *walk, const block *cells, const scheme
     walk->count = walk->group = 0;
     walk->chunk_end = 0;
     walk->last = (uint64_t)(half->end - half->first) * UINT16_MAX;
-    walk->state = open_clock(type);
-    walk->coder = half->coder;
 }
 
 /* Goes on to the next chunk; false at the end of the half. */
@@ -119,55 +114,108 @@ INLINE size_t LEVEL(find_group)(const uint64_t *clocks, size_t group, uint64_t t
 #endif
 }
 
-/* The next change of a walk. */
-INLINE outcome LEVEL(decode_next)(LEVEL(walk) *walk, const LEVEL(lookup) *table, const scheme *type,
-                                  uint32_t *position, uint8_t *old_cell, uint32_t cell_bytes)
+/* Goes to the chunk in which the clock passes `target`. */
+INLINE outcome LEVEL(reach)(LEVEL(walk) *walk, uint64_t target, const LEVEL(lookup) *table, const scheme *type,
+                            uint32_t cell_bytes)
 {
-    outcome result = decode_rounds(&walk->coder, &walk->state, walk->last);
-    if (result != DONE)
-        return result;
-    uint64_t target = walk->state.base + clock_ahead(&walk->coder, &walk->state), start, end;
-    for (;; target = end) {
-        while (__builtin_expect(walk->chunk_end <= target, 0))
-            if (!LEVEL(next_chunk)(walk, table, type, cell_bytes))
-                return BEYOND_BLOCK;
-        size_t group = walk->group = LEVEL(find_group)(walk->clocks, walk->group, target);
-        size_t first = group * GROUP_CELLS;
-        const uint8_t *at = walk->at.at + first * cell_bytes;
-        uint64_t before = walk->clocks[group];
-        size_t cell = LEVEL(find_in_group)(table, type, at, smaller(walk->count - first, GROUP_CELLS), target - before,
-                                           &start, &end, cell_bytes);
-        end += before;
-        if (__builtin_expect(decode_change(&walk->coder, &walk->state, start + before, end), 1)) {
-            *position = (uint32_t)(walk->first + first + cell);
-            memcpy(old_cell, at + cell * cell_bytes, cell_bytes);
-            return DONE;
-        }
-    }
+    while (__builtin_expect(walk->chunk_end <= target, 0))
+        if (!LEVEL(next_chunk)(walk, table, type, cell_bytes))
+            return BEYOND_BLOCK;
+    return DONE;
 }
 
-/* Both halves by turns: what one waits for, the other uses. */
+/* Reads from the stream up to where the clock runs until the next change, and goes to that chunk. */
+INLINE outcome LEVEL(aim)(LEVEL(walk) *walk, range_decoder *coder, clock_state *state, const LEVEL(lookup) *table,
+                          const scheme *type, uint64_t *target, uint32_t cell_bytes)
+{
+    outcome result = decode_rounds(coder, state, walk->last);
+    if (result != DONE)
+        return result;
+    *target = state->base + clock_ahead(coder, state);
+    return LEVEL(reach)(walk, *target, table, type, cell_bytes);
+}
+
+/* A cell of the chunk, and the sums of hazards before and after it. */
+typedef struct {
+    size_t cell;
+    uint64_t start, end;
+} LEVEL(place);
+
+INLINE LEVEL(place) LEVEL(locate)(LEVEL(walk) *walk, uint64_t target, const LEVEL(lookup) *table, const scheme *type,
+                                  uint32_t cell_bytes)
+{
+    size_t group = walk->group = LEVEL(find_group)(walk->clocks, walk->group, target), first = group * GROUP_CELLS;
+    uint64_t before = walk->clocks[group], start, end;
+    size_t cell = LEVEL(find_in_group)(table, type, walk->at.at + first * cell_bytes,
+                                       smaller(walk->count - first, GROUP_CELLS), target - before, &start, &end,
+                                       cell_bytes);
+    return (LEVEL(place)){first + cell, before + start, before + end};
+}
+
+/* Takes the change at `place`, or at a cell close behind it where the aim was short, and writes it down as number n. */
+INLINE outcome LEVEL(settle)(LEVEL(walk) *walk, range_decoder *coder, clock_state *state, const LEVEL(lookup) *table,
+                             const scheme *type, LEVEL(place) place, uint32_t *positions, uint8_t *old_cells, size_t n,
+                             uint32_t cell_bytes)
+{
+    while (__builtin_expect(!decode_change(coder, state, place.start, place.end), 0)) {
+        outcome result = LEVEL(reach)(walk, place.end, table, type, cell_bytes);
+        if (result != DONE)
+            return result;
+        place = LEVEL(locate)(walk, place.end, table, type, cell_bytes);
+    }
+    positions[n] = (uint32_t)(walk->first + place.cell);
+    memcpy(old_cells + n * cell_bytes, walk->at.at + place.cell * cell_bytes, cell_bytes);
+    return DONE;
+}
+
+/* What is left of one half. */
+INLINE outcome LEVEL(decode_rest)(LEVEL(walk) *walk, range_decoder *coder, clock_state *state,
+                                  const LEVEL(lookup) *table, const scheme *type, uint32_t *positions,
+                                  uint8_t *old_cells, size_t from, size_t to, uint32_t cell_bytes)
+{
+    for (size_t n = from; n < to; n++) {
+        uint64_t target;
+        outcome result = LEVEL(aim)(walk, coder, state, table, type, &target, cell_bytes);
+        if (result == DONE)
+            result = LEVEL(settle)(walk, coder, state, table, type,
+                                   LEVEL(locate)(walk, target, table, type, cell_bytes), positions, old_cells, n,
+                                   cell_bytes);
+        if (result != DONE)
+            return result;
+    }
+    return decoder_ended(coder) ? DONE : WRONG_LENGTH;
+}
+
+/* Both halves step by step: while one waits for a result, the other computes. */
 INLINE outcome LEVEL(decode_cells)(const block *cells, const scheme *type, const position_half halves[2],
                                    uint32_t *positions, uint8_t *old_cells, uint32_t cell_bytes)
 {
     LEVEL(lookup) table = LEVEL(open_lookup)(type);
-    LEVEL(walk) left, right;
-    LEVEL(open_walk)(&left, cells, type, &halves[0], cell_bytes);
-    LEVEL(open_walk)(&right, cells, type, &halves[1], cell_bytes);
-    size_t middle = halves[0].changed, both = smaller(middle, halves[1].changed), total = middle + halves[1].changed;
-    outcome result = DONE, other = DONE;
-    for (size_t n = 0; n < both && result == DONE && other == DONE; n++) {
-        size_t m = middle + n;
-        result = LEVEL(decode_next)(&left, &table, type, positions + n, old_cells + n * cell_bytes, cell_bytes);
-        other = LEVEL(decode_next)(&right, &table, type, positions + m, old_cells + m * cell_bytes, cell_bytes);
+    LEVEL(walk) one, two;
+    LEVEL(open_walk)(&one, cells, &halves[0], cell_bytes);
+    LEVEL(open_walk)(&two, cells, &halves[1], cell_bytes);
+    range_decoder coder = halves[0].coder, coder_two = halves[1].coder;
+    clock_state state = open_clock(type), state_two = state;
+    size_t middle = halves[0].changed, pairs = smaller(middle, halves[1].changed);
+    outcome result = DONE;
+    for (size_t n = 0; n < pairs; n++) {
+        uint64_t target, target_two;
+        if ((result = LEVEL(aim)(&one, &coder, &state, &table, type, &target, cell_bytes)) != DONE ||
+            (result = LEVEL(aim)(&two, &coder_two, &state_two, &table, type, &target_two, cell_bytes)) != DONE)
+            return result;
+        LEVEL(place) place = LEVEL(locate)(&one, target, &table, type, cell_bytes);
+        LEVEL(place) place_two = LEVEL(locate)(&two, target_two, &table, type, cell_bytes);
+        if ((result = LEVEL(settle)(&one, &coder, &state, &table, type, place, positions, old_cells, n,
+                                    cell_bytes)) != DONE ||
+            (result = LEVEL(settle)(&two, &coder_two, &state_two, &table, type, place_two, positions, old_cells,
+                                    middle + n, cell_bytes)) != DONE)
+            return result;
     }
-    for (size_t n = both; n < middle && result == DONE; n++)
-        result = LEVEL(decode_next)(&left, &table, type, positions + n, old_cells + n * cell_bytes, cell_bytes);
-    for (size_t m = middle + both; m < total && other == DONE; m++)
-        other = LEVEL(decode_next)(&right, &table, type, positions + m, old_cells + m * cell_bytes, cell_bytes);
-    if (result != DONE || other != DONE)
-        return result != DONE ? result : other;
-    return decoder_ended(&left.coder) && decoder_ended(&right.coder) ? DONE : WRONG_LENGTH;
+    result = LEVEL(decode_rest)(&one, &coder, &state, &table, type, positions, old_cells, pairs, middle, cell_bytes);
+    if (result != DONE)
+        return result;
+    return LEVEL(decode_rest)(&two, &coder_two, &state_two, &table, type, positions, old_cells, middle + pairs,
+                              middle + halves[1].changed, cell_bytes);
 }
 
 static outcome LEVEL(decode)(const block *cells, const scheme *type, const position_half halves[2],
