@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 import dcr_s3.cli.maintain
-import dcr_s3.cli.operate  # noqa: F401 - registers its commands
+import dcr_s3.cli.operate
+import dcr_s3.cli.planning  # noqa: F401 - these register their commands
 from dcr_s3.cli.commands import app
 from dcr_s3.cli.output import stderr
 from dcr_s3.cli.stopping import Stopped, stop_by_exception
