@@ -22,6 +22,9 @@ class Reader:
         self._shards = shards
         self._plain: tuple[str, torch.Tensor] | None = None
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._shards
+
     def cells(self, key: str, here: View, dtype: str) -> Cells:
         """The piece's cells, flat, in host memory, rounded to nearest even to ``dtype`` where the tensor is wider.
 
@@ -37,11 +40,6 @@ class Reader:
                 raise BadInput(f"tensor {key}: is {box.dtype}, the run stores {dtype}; only floats are cast")
             box = box.to(wanted)
         return flat_cells(box.contiguous().reshape(-1))
-
-    def copied(self, key: str, here: View, dtype: str) -> Cells:
-        """As :meth:`cells`, in memory of its own."""
-        cells = self.cells(key, here, dtype)
-        return cells.copy() if cells.base is not None else cells
 
     def _row_major(self, shard: Shard) -> torch.Tensor:
         if shard.tensor.is_contiguous():

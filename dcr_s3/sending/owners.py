@@ -60,7 +60,7 @@ class Owners:
                     lists[owner] = found
             return True if len(lists) == self.count else None
 
-        if self._poll(look) is None:
+        if self._poll(look, self.timeout_s) is None:
             silent = [str(owner) for owner in range(self.count) if owner not in lists]
             raise OwnerFailed(
                 f"version {mine.version}: owner {', '.join(silent)} did not finish within {self.timeout_s:g} s; "
@@ -91,10 +91,12 @@ class Owners:
                 raise OwnerFailed(verdict.error or f"version {mine.version}: owner 0 gave up")
             return None
 
-        body = self._poll(look)
+        # Owner 0 may begin to wait for the slowest owner only now, and then has something to say.
+        patience_s = 2 * self.timeout_s
+        body = self._poll(look, patience_s)
         if body is None:
             raise UnknownOutcome(
-                f"version {mine.version}: owner 0 has neither committed nor given up within {self.timeout_s:g} s; "
+                f"version {mine.version}: owner 0 has neither committed nor given up within {patience_s:g} s; "
                 "it may be dead; reopen the run to find out"
             )
         return body
@@ -124,9 +126,9 @@ class Owners:
             raise CorruptObject(f"{key}: says that it is another owner's, or of another run")
         return result
 
-    def _poll(self, look: Callable[[], T | None]) -> T | None:
-        """Looks until there is an answer; None after the time is up. An unreachable store is waited for."""
-        deadline, pause = world().monotonic() + self.timeout_s, FIRST_PAUSE_S
+    def _poll(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
+        """Looks until there is an answer; None after ``timeout_s``. An unreachable store is waited for."""
+        deadline, pause = world().monotonic() + timeout_s, FIRST_PAUSE_S
         while True:
             try:
                 if (found := look()) is not None:

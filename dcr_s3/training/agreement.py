@@ -28,16 +28,20 @@ class Agreement:
         self._shared = [n for n, piece in enumerate(plan.pieces) if len(piece.sides) > 1]
 
     def digests(self, reader: Reader, turn: int) -> dict[str, str]:
-        """Of this rank's side of the pieces that are compared at ``turn``, by piece."""
-        rank, pieces = self._group.rank, self._plan.pieces
-        return {str(n): self._digest(pieces[n], reader) for n in self._chosen(turn) if rank in pieces[n].sides}
+        """Of this rank's side of the pieces that are compared at ``turn``, by piece; not of what was not rebuilt."""
+        sides = {n: self._plan.pieces[n].sides.get(self._group.rank) for n in self._chosen(turn)}
+        return {
+            str(n): self._digest(self._plan.pieces[n], reader)
+            for n, side in sides.items()
+            if side is not None and side.key in reader
+        }
 
     def compare(self, answers: Sequence[Mapping[str, str]], turn: int) -> None:
         """Compares what all ranks have said. Raises ``StateMismatch`` naming a tensor and the ranks that differ."""
         for number in self._chosen(turn):
             piece = self._plan.pieces[number]
-            expected = answers[piece.owner][str(number)]
-            differing = [rank for rank in piece.sides if answers[rank][str(number)] != expected]
+            expected = answers[piece.owner].get(str(number))
+            differing = [rank for rank in piece.sides if answers[rank].get(str(number)) != expected]
             if differing:
                 raise StateMismatch(
                     f"tensor {piece.name}: replicas on rank {', '.join(map(str, differing))} hold other bits than "

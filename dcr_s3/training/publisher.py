@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from dcr_s3.errors import BadInput, OwnerFailed, RetryError
+from dcr_s3.errors import BadInput, OwnerFailed
 from dcr_s3.mapping.group import Group
 from dcr_s3.mapping.model import shards_of
 from dcr_s3.mapping.part import Shard
@@ -188,10 +188,10 @@ class Publisher:
     def _raise_lasting(self) -> None:
         """The error of the version before, unless the version to come makes up for it."""
         error = self._last.exception() if self._last is not None else None
-        if isinstance(error, RetryError):
+        if self._sender.stopped is not None:
+            raise self._sender.stopped
+        if error is not None:
             log.warning("the version before was not published (%s); this one carries its changes too", error)
-        elif error is not None:
-            raise error
 
     def _snapshot(self, model: Any) -> list[Shard]:
         """The model's shards, with copies of what may change outside of optimizer steps."""
@@ -207,11 +207,10 @@ class Publisher:
     ) -> PublishReport:
         try:
             with self._sender.version(step=step, tries=tries) as writer:
-                here = by_key(shards)
-                reader = Reader(here)
+                reader = Reader(by_key(shards))
                 self._agree(reader, problem)
                 for piece, region in self._own:
-                    if piece.sides[self._group.rank].key in here:
+                    if piece.sides[self._group.rank].key in reader:
                         writer.add_piece(region, self._plan.read(piece, reader))
                     else:  # the output of a conversion whose inputs have not changed
                         writer.add_unchanged(region)
@@ -225,8 +224,13 @@ class Publisher:
     def _agree(self, reader: Reader, problem: Exception | None) -> None:
         """Collective. Raises on all ranks if a conversion failed on any or if replicas differ."""
         turn = self.position.version
-        mine = self._agreement.digests(reader, turn) if problem is None else {}
-        answers = self._group.gather([None if problem is None else str(problem), mine])
+        mine: dict[str, str] = {}
+        try:
+            if problem is None:
+                mine = self._agreement.digests(reader, turn)
+        except Exception as error:
+            problem = error
+        answers = self._group.gather([None if problem is None else f"{type(problem).__name__}: {problem}", mine])
         if problem is not None:
             raise problem
         for rank, (text, _) in enumerate(answers):

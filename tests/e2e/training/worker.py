@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny import build, full_state, train
+from tiny import adapter_layout, adapter_rules, adapter_state, build, data_rank, full_state, load_full, train
 
 from dcr_s3 import Receiver
+from dcr_s3.errors import OwnerFailed
+from dcr_s3.sender import Sender
+from dcr_s3.sending.segments import SegmentWriter
 from dcr_s3.training import Publisher, shards_of
 
 BF16 = partial(shards_of, dtype=torch.bfloat16)
@@ -52,22 +59,155 @@ def versions(how: str, url: str, directory: Path) -> None:
     with Publisher.open(f"{url}/{how}", model, layout=BF16, replicas="full") as publisher:
         publisher.attach(optimizer)
         for step in range(1, 4):
-            train(model, optimizer, step)
+            train(model, optimizer, step, data_rank(how))
             expected = full_state(model)
             publisher.step(model, step)
             train_ahead = step == 2
             if train_ahead:
-                train(model, optimizer, 100)
+                train(model, optimizer, 100, data_rank(how))
             report = publisher.wait()
             assert report.step == step
             assert report.changed_elements > 0
             check(f"{url}/{how}", mirror, expected, report.version)
 
 
+def first_life(how: str, url: str, directory: Path) -> None:
+    """Four ranks publish from a base checkpoint, into files instead of RAM, and leave their weights behind."""
+    model = build(how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = full_state(model)
+    if rank() == 0:
+        save(directory / "base", state)
+    dist.barrier()
+    with Publisher.open(
+        f"{url}/lives", model, layout=BF16, base=directory / "base", baseline_dir=directory / "shares"
+    ) as publisher:
+        for step in (1, 2):
+            train(model, optimizer, step, data_rank(how))
+            weights = full_state(model, torch.float32)
+            publisher.step(model, step).result()
+            if rank() == 0:
+                save(directory / f"weights-{step}", weights)
+
+
+def second_life(how: str, url: str, directory: Path) -> None:
+    """Other ranks, another layout. Older weights: the baseline comes from the bucket. Newest weights: from them."""
+    for number, step in enumerate((1, 2)):
+        model = build(how)
+        load_full(model, load_file(directory / "weights-2" / "model.safetensors"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        expected = full_state(model)
+        if step == 1:
+            train(model, optimizer, 50, data_rank(how))
+        newest = full_state(model)
+        state_dir = directory / f"state-{number}"
+        with Publisher.open(
+            f"{url}/lives", model, layout=BF16, base=directory / "base", state_dir=state_dir
+        ) as publisher:
+            assert state_dir.exists() == (step == 1)
+            if step == 1:
+                report = publisher.step(model).result()
+                assert 0 < report.changed_elements < report.total_elements
+                check(f"{url}/lives", directory / "base", newest, report.version)
+                load_full(model, load_file(directory / "weights-2" / "model.safetensors"))
+            report = publisher.step(model).result()
+            check(f"{url}/lives", directory / "base", expected, report.version)
+
+
+def residuals(_: str, url: str, directory: Path) -> None:
+    """Merged LoRA, block-scaled fp8, a tied head and an export hook, under FSDP2."""
+    model = build("adapters")
+    calls: dict[str, int] = {}
+    rules = adapter_rules(calls)
+    mirror = directory / "adapters"
+    expected = adapter_state(model)
+    if rank() == 0:
+        save(mirror, expected)
+    where = f"{url}/adapters"
+    with Publisher.open(where, model, layout=adapter_layout, residuals=rules) as publisher:
+        report = publisher.step(model).result()
+        assert report.changed_elements == 0
+
+        calls.clear()
+        with torch.no_grad():
+            model.lora_b.to_local()[:1, :1] += 1 / 64
+        report = publisher.step(model).result()
+        assert set(calls) == {"lora"}
+        check(where, mirror, adapter_state(model), report.version)
+
+        with torch.no_grad():
+            model.scale.mul_(1.5)
+        report = publisher.step(model).result()
+        assert report.changed_elements > 1000
+        check(where, mirror, adapter_state(model), report.version)
+
+        calls.clear()
+        before = adapter_state(model)
+        with torch.no_grad():
+            model.lora_a.to_local().neg_()
+            model.lora_b.to_local().neg_()
+        report = publisher.step(model).result()
+        assert calls["lora"] == 1
+        assert report.changed_elements == 0
+        assert report.segments == 0
+
+        with torch.no_grad():
+            model.quantised.weight.to_local().mul_(1.001)
+            model.head.weight.to_local().add_(1 / 32)
+        report = publisher.step(model).result()
+        after = adapter_state(model)
+        assert not torch.equal(before["q.scale"], after["q.scale"])
+        check(where, mirror, after, report.version)
+
+        calls.clear()
+        with pytest.raises(OwnerFailed if rank() != 1 else ZeroDivisionError):
+            calls["fail"] = 1 if rank() == 1 else 0
+            publisher.step(model).result()
+        calls.clear()
+        report = publisher.step(model).result()
+        assert report.changed_elements == 0
+
+
+def death(_: str, url: str, directory: Path) -> None:
+    """Rank 2 is killed after its first segment is up; the others say who it was, and keep the old version."""
+    model = build("ddp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    mirror = directory / "mirror"
+    if rank() == 0:
+        save(mirror, full_state(model))
+    dist.barrier()
+    Sender.least_segment_bytes = 1
+    publisher = Publisher.open(f"{url}/death", model, layout=BF16, timeout_s=8)
+    before = publisher.position
+    train(model, optimizer, 1, 0)
+    if rank() == 2:
+        complete = SegmentWriter._complete
+
+        def die(self: SegmentWriter, *given: object) -> object:
+            complete(self, *given)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        SegmentWriter._complete = die
+    with pytest.raises(OwnerFailed, match=r"version 2: owner 2 did not finish within 8 s"):
+        publisher.step(model).result()
+    assert publisher.position == before
+    if rank() == 0:
+        assert Receiver(f"{url}/death", mirror).pull().version == 1
+    os._exit(0)  # the group has lost a member: nothing collective can end well
+
+
+def place() -> dict[str, int]:
+    """Rank and size, where no launcher keeps a store for the ranks to meet at."""
+    if "DCR_TEST_RENDEZVOUS" not in os.environ:
+        return {}
+    return {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+
+
 def main() -> None:
     scenario, url, directory = sys.argv[1:]
+    faulthandler.dump_traceback_later(150, exit=True)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=os.environ.get("DCR_TEST_RENDEZVOUS", "env://"), **place())
     try:
         name, _, argument = scenario.partition(":")
         for one in argument.split(","):
