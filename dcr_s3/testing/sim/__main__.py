@@ -22,6 +22,8 @@ def main() -> int:
     parser.add_argument("--explore", action="store_true", help="try everything in a small scenario instead")
     parser.add_argument("--senders", type=int, default=1)
     parser.add_argument("--receivers", type=int, default=1)
+    parser.add_argument("--keepers", type=int, default=0, help="machines that fold and make snapshots")
+    parser.add_argument("--earlier", type=int, default=0, help="versions published before")
     parser.add_argument("--faults", type=int, default=1, help="how many faults an explored run may meet (default 1)")
     parser.add_argument("--kinds", help="comma-separated kinds of faults to explore (default: all)")
     parser.add_argument("--fence", action="store_true", help="explored senders commit a fence first")
@@ -70,7 +72,10 @@ def _replay(seed: int, *, as_json: bool) -> int:
 
 def _explore(arguments: argparse.Namespace) -> int:
     menu = None if arguments.kinds is None else frozenset(arguments.kinds.split(","))
-    tiny = Tiny(arguments.senders, arguments.receivers, arguments.faults, arguments.fence, menu)
+    tiny = Tiny(
+        arguments.senders, arguments.receivers, arguments.faults, arguments.fence, menu, arguments.keepers,
+        arguments.earlier,
+    )  # fmt: skip
     try:
         figures = asdict(explore_tiny(tiny))
     except Violation as violation:

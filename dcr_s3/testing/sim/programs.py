@@ -189,6 +189,20 @@ class Keeper(Program):
                 here.trouble(error)
 
 
+class OneUpkeep(Program):
+    """Folds and makes a snapshot, and tries again until that has worked."""
+
+    def __call__(self, here: Surroundings) -> None:
+        mirror = here.machine.root / "mirror"
+        while True:
+            try:
+                make_fold(here.store, mirror, workers=0)
+                make_snapshot(here.store, mirror, workers=0)
+                return
+            except DcrError as error:
+                here.trouble(error)
+
+
 class _Halt(threading.Event):
     """Set once a condition holds."""
 

@@ -14,7 +14,7 @@ from dcr_s3.testing.sim.model import TinyModel
 from dcr_s3.testing.sim.programs import Program, Surroundings
 from dcr_s3.testing.sim.simulation import Machine, Simulation
 from dcr_s3.testing.sim.store import SimStore
-from dcr_s3.testing.sim.truth import Mirrored, Truth
+from dcr_s3.testing.sim.truth import Intent, Mirrored, Truth
 from dcr_s3.testing.sim.world import SimWorld
 from dcr_s3.world import living_in
 
@@ -36,10 +36,12 @@ class Role:
 
 @dataclass(frozen=True)
 class Start:
-    """What there is before a run: objects of the bucket, and files by their path below the scenario's directory."""
+    """What there is before a run: objects of the bucket, files by their path below the scenario's directory, and who
+    meant what by the manifests."""
 
     objects: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    intents: Mapping[str, Intent | None] = field(default_factory=dict)
 
     def lay_out(self, root: Path) -> None:
         """Writes the files."""
@@ -91,6 +93,7 @@ class Scenario:
         mirrors = {r.name: Mirrored(self.machines[r.name], r.mirror) for r in roles if r.mirror}
         self.truth = Truth(self.bucket, model, mirrors)
         self.simulation = Simulation(choices, self.truth.check, noisy_steps, seed=seed)
+        self.truth.intents.update(start.intents)
         self.truth.check("")
         self.simulation.bucket_state = lambda: self.truth.fingerprint
 
@@ -118,7 +121,8 @@ class Scenario:
     def capture(self) -> Start:
         """What there is now, for other runs to start from."""
         files = sorted(p for m in self.machines.values() for p in m.root.rglob("*") if p.is_file())
-        return Start(dict(self.bucket.objects), {str(p.relative_to(self._root)): p.read_bytes() for p in files})
+        contents = {str(p.relative_to(self._root)): p.read_bytes() for p in files}
+        return Start(dict(self.bucket.objects), contents, dict(self.truth.intents))
 
     def _start(self, role: Role, program: Program) -> None:
         life = self._lives[role.name] = self._lives.get(role.name, -1) + 1

@@ -14,7 +14,7 @@ from dcr_s3.testing.sim.actors import Point
 from dcr_s3.testing.sim.choices import SeededChoices
 from dcr_s3.testing.sim.explorer import Exploration, ExploringChoices, explore
 from dcr_s3.testing.sim.model import ONE, TinyModel
-from dcr_s3.testing.sim.programs import Follower, Keeper, OnePull, Preparation, Puller, Trainer
+from dcr_s3.testing.sim.programs import Follower, Keeper, OnePull, OneUpkeep, Preparation, Puller, Trainer
 from dcr_s3.testing.sim.scenario import Result, Role, Scenario
 
 BASELINE = "state/*/baseline"
@@ -59,31 +59,38 @@ def run_seed(seed: int) -> Result:
 @dataclass(frozen=True)
 class Tiny:
     """A small scenario: ``senders`` publish one version each (``fence``: after a fence), ``receivers`` pull once while
-    they do and once after. ``faults`` may happen, of the kinds in ``menu`` (None: all)."""
+    they do and once after, ``keepers`` fold and make a snapshot. ``earlier`` versions were published before, after all
+    mirrors had been made. ``faults`` may happen, of the kinds in ``menu`` (None: all)."""
 
     senders: int = 1
     receivers: int = 1
     faults: int = 1
     fence: bool = False
     menu: Collection[str] | None = None
+    keepers: int = 0
+    earlier: int = 0
 
     def roles(self) -> list[Role]:
         """Fresh ones for one run."""
         senders = [Role(f"sender-{n}", Trainer(1, fence=self.fence), BASELINE) for n in range(self.senders)]
         receivers = [Role(f"receiver-{n}", OnePull(), MIRROR, OnePull(last=True)) for n in range(self.receivers)]
-        return senders + receivers
+        return senders + receivers + [Role(f"keeper-{n}", OneUpkeep(), MIRROR) for n in range(self.keepers)]
 
     def preparations(self) -> list[Role]:
         """What has happened before: the run exists, and so do all mirrors."""
+        earlier = Trainer(self.earlier, fence=False)
+        creator = Role("creator", Preparation(), BASELINE, earlier if self.earlier else None)
         senders = [Role(f"sender-{n}", Preparation(), BASELINE) for n in range(self.senders)]
-        return senders + [Role(f"receiver-{n}", OnePull(), MIRROR) for n in range(self.receivers)]
+        receivers = [Role(f"receiver-{n}", OnePull(), MIRROR) for n in range(self.receivers)]
+        keepers = [Role(f"keeper-{n}", OnePull(), MIRROR) for n in range(self.keepers)]
+        return [creator, *senders, *receivers, *keepers]
 
 
 def explore_tiny(tiny: Tiny, *, begins: Callable[[Scenario], None] = lambda _: None) -> Exploration:
     """Every run of a small scenario. Raises ``Violation``. ``begins`` is told of every run."""
     with TemporaryDirectory(prefix="dcr-sim-") as directory:
         root = Path(directory)
-        model = TinyModel(root / "model", 3, ONE)
+        model = TinyModel(root / "model", 4, ONE)
         calm = SeededChoices(0, budget=0)
         before = Scenario(root / "before", model, tiny.preparations(), calm, noisy_steps=0)
         before.run()

@@ -65,7 +65,7 @@ class Truth:
         self.newest = -1
         self.fingerprint = 0
         self.mirrors = dict(mirrors)
-        self._intents: dict[str, Intent | None] = {}
+        self.intents: dict[str, Intent | None] = {}
         self._ledger = Ledger()
         self._had_snapshot = False
         self._opened_epoch = 0
@@ -75,7 +75,7 @@ class Truth:
     def sending(self, intent: Intent | None, request: Request) -> None:
         """A request is about to go out."""
         if request.kind == "put" and manifest_version(request.key) is not None and request.body is not None:
-            self._intents.setdefault(sha256(request.body).hexdigest(), intent)
+            self.intents.setdefault(sha256(request.body).hexdigest(), intent)
 
     def opened(self, epoch: int) -> None:
         """A sender was opened with a fence: none of an earlier epoch may commit from now on."""
@@ -133,7 +133,7 @@ class Truth:
             raise Violation(f"{claim.key} does not follow version {self.newest}")
         if manifest["epoch"] < self._opened_epoch:
             raise Violation(f"{claim.key} is of epoch {manifest['epoch']}, but epoch {self._opened_epoch} has begun")
-        intent = self._intents.get(digest)
+        intent = self.intents.get(digest)
         previous = self.commits[claim.first].state
         state = previous if manifest["kind"] == "fence" or intent is None else intent.state
         self.commits[claim.last] = Commit(digest, manifest["epoch"], state, intent)
