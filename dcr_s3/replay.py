@@ -9,14 +9,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from dcr_s3.catalogue import Catalogue, read_catalogue
 from dcr_s3.delta import Changes, decode_block
 from dcr_s3.delta.account import TensorChange, account, totals
-from dcr_s3.errors import ChainBroken, CorruptObject, Forbidden, NotFound, WrongBase
+from dcr_s3.errors import ChainBroken, CorruptObject, Forbidden, NotFound, RetryError, WrongBase
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.fold import Fold
 from dcr_s3.format.keys import fold_key, manifest_key, segment_key
@@ -29,10 +29,11 @@ from dcr_s3.protocol.plan import Edge, cheapest
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import fetch_manifest
 from dcr_s3.snapshots import download_snapshot, measure_snapshot
+from dcr_s3.staging import Staged, keep, kept
 from dcr_s3.store.base import Store
 from dcr_s3.targets.checkpoint import describe
 from dcr_s3.targets.mirror import Mirror, total
-from dcr_s3.targets.redo import RedoRecord, RedoWriter, StateJournal, remove_directory
+from dcr_s3.targets.redo import RedoRecord, StateJournal, remove_directory
 from dcr_s3.workers import Progress, abandon, bounded_map, no_progress
 from dcr_s3.world import world
 
@@ -55,17 +56,6 @@ OnChanges = Callable[[Sequence[Region], Changes], None]
 
 class _Gone(ChainBroken):
     """A committed object was deleted."""
-
-
-@dataclass
-class Staged:
-    """One decoded segment: its redo file and what it does to the state digest."""
-
-    sha256: str
-    size_bytes: int
-    redo: RedoWriter
-    changes: list[TensorChange] = field(default_factory=list)
-    changed_cells: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ class Replay:
         self._fetchers = fetchers
         self._progress = progress
         self._on_changes = on_changes
-        self._ahead: dict[str, Staged] = {}
+        self._ahead: dict[str, Staged] | None = None
 
     def catch_up(self, *, to_version: int | None = None) -> Iterator[Applied]:
         """Applies version after version until none is left (or ``to_version`` is reached).
@@ -158,10 +148,12 @@ class Replay:
         try:
             digests = self._prove(name, target, staged)
         except BaseException:
-            self._discard(staged)
+            _discard(staged)
             raise
         middle = world().monotonic()
         # From here on the redo files belong to the mirror, which may need them to finish after an interruption.
+        for one in staged:
+            one.hand_over()
         self.mirror.advance(target, [s.redo for s in staged], digests, self._decoders)
         wire = document_bytes + sum(s.size_bytes for s in staged)
         seconds = {"manifest": poll_s, "fetch_decode": middle - begun, "apply": world().monotonic() - middle}
@@ -250,12 +242,13 @@ class Replay:
             return False
         place = _Place(position.version + 1, position.next_attempt, 0, seq)
         key = segment_key(*place)
-        if key in self._ahead:
+        ahead = self._fetched_ahead()
+        if key in ahead:
             return True
         try:
             found = self.store.get(key, limit_bytes=AHEAD_SEGMENT_BYTES)
             assert found is not None
-            self._ahead[key] = self._stage(key, place, memoryview(found.body), sha256(found.body).hexdigest())
+            ahead[key] = self._stage(key, place, memoryview(found.body), sha256(found.body).hexdigest())
         except NotFound:
             return False
         except (CorruptObject, WrongBase) as error:
@@ -265,8 +258,17 @@ class Replay:
 
     def drop_ahead(self) -> None:
         """Forgets segments fetched ahead."""
-        self._discard(list(self._ahead.values()))
-        self._ahead.clear()
+        _discard(list(self._fetched_ahead().values()))
+        self._ahead = {}
+
+    def _fetched_ahead(self) -> dict[str, Staged]:
+        """By key, what was staged but not applied, perhaps by an earlier process."""
+        if self._ahead is None:
+            self._ahead = {staged.key: staged for staged in kept(self.mirror.workspace, self.mirror.position)}
+            if self._on_changes is not None:
+                # Whoever wants to be told of changes was not told of these.
+                self.drop_ahead()
+        return self._ahead
 
     def _stage_all(self, document: Manifest | Fold, name: str, version: int) -> list[Staged]:
         staged: list[Staged] = []
@@ -284,16 +286,20 @@ class Replay:
                 staged.append(self._stage(document.key(entry), place, memoryview(body), entry.sha256))
                 done += entry.size_bytes
                 self._progress("pull", done, total_bytes)
-        except BaseException:
-            self._discard(staged)
+        except RetryError:
+            self._ahead = {s.key: s for s in staged}
+            raise
+        except Exception:
+            _discard(staged)
             raise
         return staged
 
     def _take_ahead(self, key: str, entry: SegmentEntry, staged: list[Staged]) -> bool:
-        found = self._ahead.get(key)
+        ahead = self._fetched_ahead()
+        found = ahead.get(key)
         if found is None or found.sha256 != entry.sha256:
             return False
-        del self._ahead[key]
+        del ahead[key]
         staged.append(found)
         return True
 
@@ -314,7 +320,7 @@ class Replay:
         segment = parse_segment(body, where=key)
         self._check_place(key, place, segment.header)
         redo = self.mirror.redo(key.replace("/", "_"))
-        staged = Staged(digest, len(body), redo)
+        staged = Staged(key, digest, len(body), redo)
         lock = threading.Lock()
 
         def one(block: BlockEntry) -> None:
@@ -332,6 +338,7 @@ class Replay:
             abandon(futures)
             redo.discard()
             raise
+        keep(staged, redo, self.mirror.position)
         return staged
 
     def _decode(self, key: str, block: BlockEntry, payload: memoryview) -> tuple[list[TensorChange], RedoRecord]:
@@ -379,7 +386,7 @@ class Replay:
             raise CorruptObject(f"{name}: its segments lead to state {state}, it promises {target.state}")
         return digests
 
-    @staticmethod
-    def _discard(staged: Sequence[Staged]) -> None:
-        for item in staged:
-            item.redo.discard()
+
+def _discard(staged: Sequence[Staged]) -> None:
+    for item in staged:
+        item.discard()

@@ -41,7 +41,12 @@ def make_executor(workers: int | None, name: str) -> Executor:
 
 
 def bounded_map(executor: Executor, fn: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Iterator[R]:
-    """Results in order, with at most ``ahead`` tasks begun and not yet taken. The first error cancels the rest."""
+    """Results in order, with at most ``ahead`` tasks begun and not yet taken. The first error cancels the rest.
+
+    Without threads each task runs when its result is asked for.
+    """
+    if isinstance(executor, InlineExecutor):
+        ahead = 1
     pending: deque[Future[R]] = deque()
     try:
         for item in items:

@@ -18,7 +18,7 @@ from dcr_s3.targets.checkpoint import Checkpoint, match_checkpoint
 from dcr_s3.targets.disk import disk_errors
 from dcr_s3.targets.files import SourceFile, directory_files
 from dcr_s3.targets.mirror import Mirror
-from dcr_s3.targets.redo import Journal, remove_directory
+from dcr_s3.targets.redo import NOTE_SUFFIX, Journal, remove_directory
 from dcr_s3.targets.state import WORK_DIR, MirrorState, read_state, write_durably, write_state
 from dcr_s3.workers import InlineExecutor
 from dcr_s3.world import world
@@ -138,11 +138,11 @@ class DirectoryMirror(Mirror):
         self._sweep()
 
     def _sweep(self) -> None:
-        """Deletes journals and digests that the state does not name."""
+        """Deletes journals and digests that the state does not name, but for segments that a note keeps."""
         keep = {*self._state.journals, _digests_name(self.position.version)}
         for pattern in ("*.redo", "digests-*"):
             for path in sorted((self.directory / WORK_DIR).glob(pattern)):
-                if path.name not in keep:
+                if path.name not in keep and not path.with_suffix(NOTE_SUFFIX).exists():
                     world().unlink(path)
         for path in sorted(self.workspace.glob("*.state")):
             if path.name not in keep:

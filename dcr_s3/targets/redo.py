@@ -26,6 +26,9 @@ from dcr_s3.world import world
 _RECORD = struct.Struct("<4sIIIIIQ")
 _MAGIC = b"REDO"
 
+NOTE_SUFFIX = ".staged"
+"""Instead of ``.redo``: a note that keeps a redo file which no mirror's state names."""
+
 
 @dataclass(frozen=True)
 class RedoRecord:
@@ -60,6 +63,11 @@ class RedoWriter:
             for part in (_RECORD.pack(_MAGIC, *fields, crc, size), *body):
                 self._file.write(part)
             self.size_bytes += _RECORD.size + size
+
+    def flush(self) -> None:
+        """Gives the file to the system, so that it outlives the process, though perhaps not the machine."""
+        with self._lock, disk_errors(self.path):
+            self._file.flush()
 
     def close(self) -> None:
         """Makes the file durable."""
@@ -96,6 +104,23 @@ class Journal(Protocol):
 
     def discard(self) -> None:
         """Drops it."""
+
+
+class RedoFile:
+    """A redo file that an earlier process finished."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size_bytes = path.stat().st_size if path.is_file() else -1
+
+    def close(self) -> None:
+        """Makes the file durable."""
+        with disk_errors(self.path), self.path.open("rb") as handle:
+            world().sync(handle)
+
+    def discard(self) -> None:
+        """Drops the file."""
+        world().unlink(self.path)
 
 
 class StateJournal:
