@@ -18,6 +18,7 @@ from dcr_s3.format.keys import fold_key
 from dcr_s3.format.region import Region
 from dcr_s3.mirroring import open_mirror
 from dcr_s3.reading import load_run
+from dcr_s3.retention import gc
 from dcr_s3.store.metered import MeteredStore
 from dcr_s3.targets.undo import UndoLog
 from dcr_s3.testing.checkpoints import changed
@@ -146,9 +147,15 @@ def test_an_interrupted_fold_is_harmless(trial: Trial) -> None:
     with pytest.raises(KeyboardInterrupt):
         fold(trial)
     trial.store.put = put
-    assert trial.listed("folds/") == []
+    left = trial.listed("folds/")
+    assert fold_key(0, 6) not in left
     trial.receiver("late").pull()
     trial.assert_holds(6, "late")
+    trial.age(2 * 86_400.0)
+    trial.receiver("late").pull()
+    report = gc(trial.store, uncommitted_only=True, dry_run=False, workers=0)
+    assert [o.key for o in report.objects] == left
+    assert fold(trial, "another").last.version == 6
 
 
 def test_a_damaged_mirror_makes_no_fold(trial: Trial) -> None:
