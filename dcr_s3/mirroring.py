@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
 from dcr_s3.catalogue import read_catalogue
 from dcr_s3.delta import tensor_key
-from dcr_s3.errors import BadInput, ChainBroken
+from dcr_s3.errors import BadInput, ChainBroken, Forbidden
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.digest import StateDigest
+from dcr_s3.format.keys import MANIFEST_PREFIX, manifest_version
 from dcr_s3.format.run import Run
 from dcr_s3.protocol.plan import cheapest
 from dcr_s3.protocol.position import Position
@@ -135,7 +136,7 @@ def locate(
     what: str,
     claimed: Position | None = None,
 ) -> Position:
-    """The newest version whose state has these digests; ``claimed`` is where to look first.
+    """A version whose state has these digests: ``claimed``, version 0, or else the newest one.
 
     Raises ``BadInput`` naming the tensors that differ from version 0.
     """
@@ -144,18 +145,29 @@ def locate(
         there = read_position(store, start, claimed.version)
         if there.sha256 == claimed.sha256:
             return claimed
-    position, found = start, None
-    while True:
+    if start.state == state:
+        return start
+    newest = 0
+    for position in _positions(store, start):
+        newest = max(newest, position.version)
         if position.state == state:
-            found = position
-        following = fetch_manifest(store, position)
-        if following is None:
-            break
-        position = following[1]
-    if found is not None:
-        return found
+            return position
     wrong = [t.name for t, d in zip(run.tensors, digests, strict=True) if t.digest != d.hex()]
     raise BadInput(
-        f"{what}: its bits are of no version of the run {store.url} (0 to {position.version}): "
+        f"{what}: its bits are of no version of the run {store.url} (0 to {newest}): "
         f"{describe(wrong)} differ from version 0; use the checkpoint the run was created from"
     )
+
+
+def _positions(store: Store, start: Position) -> Iterator[Position]:
+    """All versions but 0, newest first; oldest first where listing is not allowed."""
+    try:
+        versions = [v for v in (manifest_version(o.key) for o in store.list(MANIFEST_PREFIX)) if v is not None]
+    except Forbidden:
+        following = fetch_manifest(store, start)
+        while following is not None:
+            yield following[1]
+            following = fetch_manifest(store, following[1])
+        return
+    for version in sorted(versions, reverse=True):
+        yield read_position(store, start, version)
