@@ -91,7 +91,6 @@ class Lifecycle(RuleBasedStateMachine):
     def collect(self, days: float, keep_versions: int) -> None:
         for key, stored in self.bucket.objects.items():
             self.bucket.objects[key] = replace(stored, modified_at=stored.modified_at - days * DAY)
-        self.store.put("acks/clock.json", b"{}")
         self.publish(0.01, False)
         gc(self.store, keep_versions=keep_versions, dry_run=False, workers=0)
 
