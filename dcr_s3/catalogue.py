@@ -62,7 +62,8 @@ def read_catalogue(store: Store, start: Position, held: Position | None, fetcher
     first = held.version if held is not None else versions[0]
     after = first - 1 if held is None and first else first
     listed = [manifest_version(o.key) for o in store.list(MANIFEST_PREFIX, start_after=manifest_key(after))]
-    present |= {o.key: o for o in store.list(SEGMENT_PREFIX, start_after=f"{SEGMENT_PREFIX}{after + 1:012d}")}
+    # "~" sorts after "/": a bound that is itself a folder's name makes SeaweedFS pass over the folder.
+    present |= {o.key: o for o in store.list(SEGMENT_PREFIX, start_after=f"{SEGMENT_PREFIX}{after:012d}~")}
     catalogue = Catalogue(after, {0: start} if held is None else {0: start, held.version: held})
     _add_deltas(store, catalogue, [v for v in listed if v is not None], present, fetchers)
     _add_folds(store, catalogue, [f for f in map(fold_versions, present) if f is not None], present, fetchers)
