@@ -63,7 +63,11 @@ class SimDisk:
         self._folders[path] = _Folder({p.name: self._known(p) for p in here})
 
     def replace(self, source: Path, target: Path) -> None:
-        """``source`` was renamed to ``target``."""
+        """``source`` was renamed to ``target``. The renaming of a folder counts as durable at once."""
+        if target.is_dir():
+            self._files = {_moved(p, source, target): f for p, f in self._files.items()}
+            self._folders = {_moved(p, source, target): f for p, f in self._folders.items()}
+            return
         file = self._files.pop(source, None) or _File()
         self._files[target] = file
         self._folder(source.parent).since.append((source.name, None))
@@ -91,6 +95,7 @@ class SimDisk:
         for path in here:
             path.unlink()
         for path, content in survivors.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         self.settle()
 
@@ -102,6 +107,10 @@ class SimDisk:
 
     def _folder(self, path: Path) -> _Folder:
         return self._folders.setdefault(path, _Folder())
+
+
+def _moved(path: Path, source: Path, target: Path) -> Path:
+    return target / path.relative_to(source) if path.is_relative_to(source) else path
 
 
 _SECTOR_BYTES = 16

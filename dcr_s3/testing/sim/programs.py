@@ -89,11 +89,11 @@ class Trainer(Program):
 
     def _session(self, here: Surroundings) -> None:
         base, state_dir = here.model.directory(0), here.machine.root / "state"
+        here.intent = None
         with SmallSegments.open(here.store, base=base, state_dir=state_dir, fence=self.fence, workers=0) as sender:
-            if self.fence:
-                here.truth.opened(sender.position.epoch)
+            session = here.truth.opened() if self.fence else 0
             while self.reached < self.states:
-                here.intent = Intent(here.name, (self.reached + 1) % len(here.model.files))
+                here.intent = Intent(here.name, (self.reached + 1) % len(here.model.files), session)
                 self._publish(here, sender, here.intent)
                 self.reached += 1
                 world().sleep(world().uniform(0.0, self.pace_s))

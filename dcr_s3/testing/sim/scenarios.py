@@ -26,10 +26,12 @@ TINY_STEPS = 3000
 
 
 @contextmanager
-def long_scenario(seed: int) -> Iterator[Scenario]:
+def long_scenario(seed: int, menu: Collection[str] | None = None) -> Iterator[Scenario]:
     """Two senders that take the run from each other, a receiver that pulls and one that follows, several versions, and
-    for a long while all faults there are. Odd seeds have a machine that folds, makes snapshots and deletes, and take
-    so long that there is something to delete."""
+    for a long while all faults there are (or those of ``menu``).
+
+    Odd seeds have a machine that folds, makes snapshots and deletes, and take long enough for something to be deleted.
+    """
     with TemporaryDirectory(prefix="dcr-sim-") as directory:
         root = Path(directory)
         upkeep = seed % 2 == 1
@@ -47,12 +49,12 @@ def long_scenario(seed: int) -> Iterator[Scenario]:
             *([Role("erin", Keeper(finished, pace_s), MIRROR)] if upkeep else []),
         ]
         model = TinyModel(root / "model", STATES)
-        yield Scenario(root, model, roles, SeededChoices(seed), seed=seed, noisy_steps=NOISY_STEPS)
+        yield Scenario(root, model, roles, SeededChoices(seed), seed=seed, noisy_steps=NOISY_STEPS, menu=menu)
 
 
-def run_seed(seed: int) -> Result:
+def run_seed(seed: int, menu: Collection[str] | None = None) -> Result:
     """One long run. Raises ``Violation``."""
-    with long_scenario(seed) as scenario:
+    with long_scenario(seed, menu) as scenario:
         return scenario.run()
 
 

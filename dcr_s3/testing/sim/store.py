@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from dcr_s3.errors import DcrError, NotFound, StoreOutcome, StoreUnavailable
-from dcr_s3.store.base import Store
+from dcr_s3.store.base import Object, Store
 from dcr_s3.store.wrapped import Request, WrappedStore
 from dcr_s3.testing.faults import FaultKind, FaultPlan
 from dcr_s3.testing.faulty import FaultyStore, possible_faults
@@ -95,6 +95,8 @@ class SimStore(WrappedStore):
                 return send(request)
             case "absent":
                 raise NotFound(f"simulated: no object {request.key}")
+            case FaultKind.FLIPPED_BIT:
+                return self._flip(request, send(request))
             case "pause":
                 self._simulation.sleep(self._world.me, PAUSE_S)
                 return send(request)
@@ -112,6 +114,15 @@ class SimStore(WrappedStore):
             faults.append(ABSENT)
         faults += [PAUSE, CRASH, POWER_LOSS]
         return [f for f in faults if self._menu is None or f in self._menu]
+
+    def _flip(self, request: Request, result: R) -> R:
+        """One bit of what was read changes on its way."""
+        body = bytearray(result.body if isinstance(result, Object) else request.buffer or b"")
+        if body:
+            body[(len(body) // 2 + self._simulation.choices.number(len(body))) % len(body)] ^= 1
+        if request.buffer is not None:
+            request.buffer[:] = body
+        return replace(result, body=bytes(body)) if isinstance(result, Object) else result
 
     def _send_late(self, request: Request, send: Callable[[Request], object]) -> None:
         """A process of its own carries the request."""

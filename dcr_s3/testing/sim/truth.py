@@ -20,10 +20,14 @@ STATE_FILE = "dcr_state.json"
 
 @dataclass(eq=False)
 class Intent:
-    """One call of ``publish``: who wants which state to be the next version."""
+    """One call of ``publish``: who wants which state to be the next version.
+
+    ``session`` numbers the openings of senders with a fence; 0 for one without.
+    """
 
     author: str
     state: int
+    session: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,6 @@ class Commit:
     """One version: its manifest, and the state it stands for."""
 
     sha256: str
-    epoch: int
     state: int
     intent: Intent | None
 
@@ -68,7 +71,7 @@ class Truth:
         self.intents: dict[str, Intent | None] = {}
         self._ledger = Ledger()
         self._had_snapshot = False
-        self._opened_epoch = 0
+        self._sessions = 0
 
     # What processes tell
 
@@ -77,9 +80,10 @@ class Truth:
         if request.kind == "put" and manifest_version(request.key) is not None and request.body is not None:
             self.intents.setdefault(sha256(request.body).hexdigest(), intent)
 
-    def opened(self, epoch: int) -> None:
-        """A sender was opened with a fence: none of an earlier epoch may commit from now on."""
-        self._opened_epoch = max(self._opened_epoch, epoch)
+    def opened(self) -> int:
+        """A sender was opened with a fence: none that was opened before may commit from now on. Returns its number."""
+        self._sessions += 1
+        return self._sessions
 
     def published(self, intent: Intent, version: int) -> None:
         """``publish`` has returned."""
@@ -112,7 +116,7 @@ class Truth:
         self.fingerprint = hash(frozenset((key, stored.etag) for key, stored in objects.items()))
         fresh, gone = self._ledger.update(objects)
         if RUN_KEY in fresh:
-            self.commits[0] = Commit(sha256(objects[RUN_KEY].body).hexdigest(), 0, 0, None)
+            self.commits[0] = Commit(sha256(objects[RUN_KEY].body).hexdigest(), 0, None)
             self.newest = 0
         for key in fresh:
             claim = self._ledger.claims.get(key)
@@ -131,12 +135,12 @@ class Truth:
         manifest = claim.document
         if claim.last != self.newest + 1 or manifest["parent"]["sha256"] != self.commits[claim.first].sha256:
             raise Violation(f"{claim.key} does not follow version {self.newest}")
-        if manifest["epoch"] < self._opened_epoch:
-            raise Violation(f"{claim.key} is of epoch {manifest['epoch']}, but epoch {self._opened_epoch} has begun")
         intent = self.intents.get(digest)
+        if intent is not None and 0 < intent.session < self._sessions:
+            raise Violation(f"{claim.key} is by {intent.author}, from whom another sender has taken over")
         previous = self.commits[claim.first].state
         state = previous if manifest["kind"] == "fence" or intent is None else intent.state
-        self.commits[claim.last] = Commit(digest, manifest["epoch"], state, intent)
+        self.commits[claim.last] = Commit(digest, state, intent)
         self.newest = claim.last
 
     def _check_snapshot(self, claim: Claim) -> None:

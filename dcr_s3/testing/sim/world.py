@@ -81,7 +81,8 @@ class SimWorld(World):
     def replace(self, source: Path, target: Path) -> None:
         self._at("replace", target)
         # Nobody looks in between, and renaming over a file makes some file systems write to the disk.
-        target.unlink(missing_ok=True)
+        if target.is_file():
+            target.unlink()
         source.rename(target)
         self._machine.disk.replace(source, target)
 

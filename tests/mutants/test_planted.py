@@ -1,0 +1,75 @@
+"""Every planted bug is found, and nothing is found where none was planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from dcr_s3.testing.sim import Tiny, Violation, explore_tiny, run_seed
+from tests.mutants import planted
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """Where a bug is looked for: everything in a small scenario, or long runs from seeds."""
+
+    name: str
+    tiny: Tiny | None = None
+    seeds: tuple[int, ...] = ()
+    menu: frozenset[str] | None = None
+
+    def go(self) -> None:
+        """Raises ``Violation`` at the first one."""
+        if self.tiny is not None:
+            explore_tiny(self.tiny)
+        for seed in self.seeds:
+            run_seed(seed, self.menu)
+
+
+PAIR = Hunt(
+    "pair", Tiny(faults=1, menu=frozenset({"unavailable", "lost_reply", "late_conflict", "crash", "disk_full"}))
+)
+DUEL = Hunt("duel", Tiny(senders=2, receivers=0, faults=0))
+FENCED_DUEL = Hunt("fenced_duel", Tiny(senders=2, receivers=0, faults=0, fence=True))
+FOLDING = Hunt("folding", Tiny(senders=0, receivers=0, keepers=1, earlier=2, menu=frozenset({"late"})))
+UNPLUGGED = Hunt("unplugged", seeds=tuple(range(0, 16, 2)), menu=frozenset({"power_loss", "crash"}))
+FLIPPED = Hunt("flipped", seeds=tuple(range(0, 16, 2)), menu=frozenset({"flipped_bit"}))
+UPKEEP = Hunt("upkeep", seeds=tuple(range(1, 17, 2)))
+
+FOUND: dict[Callable[[pytest.MonkeyPatch], None], Hunt] = {
+    planted.manifest_before_segments: PAIR,
+    planted.lost_reply_taken_for_success: PAIR,
+    planted.no_read_back: PAIR,
+    planted.commit_without_condition: DUEL,
+    planted.no_fence: FENCED_DUEL,
+    planted.abort_after_unknown_outcome: PAIR,
+    planted.fold_aborted_after_unknown_outcome: FOLDING,
+    planted.baseline_moved_on_upload: PAIR,
+    planted.keys_used_again: DUEL,
+    planted.applied_before_proved: PAIR,
+    planted.clean_before_applied: PAIR,
+    planted.journal_not_synced: UNPLUGGED,
+    planted.journal_not_repeated: PAIR,
+    planted.journal_repeated_backwards: UNPLUGGED,
+    planted.journal_dropped_before_cells_are_durable: UNPLUGGED,
+    planted.renames_not_synced: UNPLUGGED,
+    planted.acknowledged_before_applied: PAIR,
+    planted.nothing_checked: FLIPPED,
+    planted.fetched_ahead_trusted: FLIPPED,
+    planted.no_grace: UPKEEP,
+    planted.retention_forgets_who_needs_what: UPKEEP,
+}
+
+
+@pytest.mark.parametrize("plant", FOUND, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Violation):
+        FOUND[plant].go()
+
+
+@pytest.mark.parametrize("hunt", dict.fromkeys(FOUND.values()), ids=lambda hunt: hunt.name)
+def test_nothing_is_found_where_nothing_was_planted(hunt: Hunt) -> None:
+    hunt.go()
