@@ -5,7 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from dcr_s3.errors import BadInput, CorruptObject, NotAcknowledged, NotFound, PreconditionFailed, StoreUnavailable
+from dcr_s3.errors import (
+    BadInput,
+    CorruptObject,
+    Forbidden,
+    NotAcknowledged,
+    NotFound,
+    PreconditionFailed,
+    StoreUnavailable,
+)
 from dcr_s3.format import limits
 from dcr_s3.format.ack import Ack
 from dcr_s3.format.keys import ACK_PREFIX, RELEASE_KEY, ack_key, ack_receiver, manifest_key
@@ -58,6 +66,47 @@ class Roster:
         return ack
 
 
+class Acknowledger:
+    """One receiver's acknowledgements, each a lease of ``lease_s`` seconds. With ``enabled`` False it writes none."""
+
+    def __init__(self, store: Store, name: str, lease_s: int, *, enabled: bool = True) -> None:
+        self._store = store
+        self._name = name
+        self._lease_s = lease_s
+        self._enabled = enabled
+        self._sent: tuple[str, float] | None = None
+
+    def is_due(self, position: Position) -> bool:
+        """True for a position not acknowledged yet, and when a third of the lease has passed."""
+        if self._sent is None or self._sent[0] != position.sha256:
+            return True
+        return world().monotonic() - self._sent[1] > self._lease_s / 3
+
+    def send(self, position: Position) -> None:
+        """Says that the receiver holds a version, bit for bit. Raises ``Forbidden`` if it may not."""
+        now = world().monotonic()
+        if self._enabled:
+            self._put(position)
+        self._sent = position.sha256, now
+
+    def _put(self, position: Position) -> None:
+        ack = Ack(
+            run_id=position.run_id,
+            receiver=self._name,
+            version=position.version,
+            state=position.state,
+            proved_at=timestamp(),
+            lease_s=self._lease_s,
+        )
+        try:
+            self._store.put(ack_key(self._name), bytearray(ack.to_bytes()))
+        except Forbidden as error:
+            raise Forbidden(
+                f"{error}; version {position.version} is in place, only its acknowledgement is not: "
+                "allow writing acks/*, or do not acknowledge"
+            ) from error
+
+
 def wait_for(
     store: Store, position: Position, required: Required, *, timeout_s: float, poll_interval_s: float = 0.5
 ) -> list[str]:
@@ -98,6 +147,12 @@ def read_release(store: Store, run_id: str) -> tuple[Release, str] | None:
         return None
     assert found is not None
     return parse_release(store, run_id, found.body), found.etag
+
+
+def released_version(store: Store, run_id: str) -> int:
+    """The released version, 0 if nothing was released yet."""
+    found = read_release(store, run_id)
+    return found[0].version if found is not None else 0
 
 
 def parse_release(store: Store, run_id: str, body: bytes) -> Release:

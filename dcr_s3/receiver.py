@@ -13,26 +13,26 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcr_s3.errors import BadInput, ChainBroken, Forbidden, NotAcknowledged, NotFound, RetryError
+from dcr_s3.errors import BadInput, ChainBroken, NotAcknowledged, NotFound
+from dcr_s3.following import Follower, pull_report
 from dcr_s3.format import limits
-from dcr_s3.format.ack import DEFAULT_LEASE_S, Ack
+from dcr_s3.format.ack import DEFAULT_LEASE_S
 from dcr_s3.format.digest import sha256_hex
-from dcr_s3.format.keys import RELEASE_KEY, ack_key, manifest_key
+from dcr_s3.format.keys import ack_key, manifest_key
 from dcr_s3.format.signature import Verifier
-from dcr_s3.joint import parse_release, read_release
+from dcr_s3.joint import Acknowledger, released_version
 from dcr_s3.mirroring import locate, measure_run, open_mirror
-from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.polling import Polling
 from dcr_s3.reading import load_run
-from dcr_s3.replay import Applied, Replay
+from dcr_s3.replay import Replay
 from dcr_s3.reports import PullReport, VerifyReport
-from dcr_s3.store import Poller, Store, open_poller, open_store
+from dcr_s3.store import Store, open_poller, open_store
 from dcr_s3.targets.checkpoint import Checkpoint, match_checkpoint
 from dcr_s3.targets.directory import DirectoryMirror
 from dcr_s3.targets.mirror import total, verify_mirror
 from dcr_s3.targets.state import STATE_FILE
 from dcr_s3.workers import InlineExecutor, Progress, make_executor, no_progress
-from dcr_s3.world import timestamp, world
+from dcr_s3.world import world
 
 if TYPE_CHECKING:
     from dcr_s3.targets.engine.target import EngineTarget
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCHERS = 8
-MAX_BACKOFF_S = 60.0
 
 
 class Receiver:
@@ -92,14 +91,13 @@ class Receiver:
         begun = world().monotonic()
         with self._open(to_version) as (store, replay):
             before = replay.mirror.position.version
-            limit = self._limit(store, replay.run.run_id, to_version)
-            applied = list(replay.catch_up(to_version=limit))
+            applied = list(replay.catch_up(to_version=self._limit(store, replay.run.run_id, to_version)))
             newest = replay.mirror.position.version
             if to_version is not None and newest < to_version:
                 raise ChainBroken(f"{store.url}: version {to_version} is not committed; the newest is {newest}")
-            self._send_ack(store, replay)
+            self._acknowledger(store).send(replay.mirror.position)
             replay.mirror.flush()
-            return self._report(replay, before, applied, begun)
+            return pull_report(replay, before, applied, begun)
 
     def leave(self) -> None:
         """Gives up membership: nobody waits for this receiver any more, and what it lacks may be deleted.
@@ -112,16 +110,6 @@ class Receiver:
         finally:
             if isinstance(self._url, str):
                 store.close()
-
-    def _limit(self, store: Store, run_id: str, to_version: int | None) -> int | None:
-        """The newest version that may be applied, None for any."""
-        if not self._released_only:
-            return to_version
-        found = read_release(store, run_id)
-        released = found[0].version if found is not None else 0
-        if to_version is not None and to_version > released:
-            raise NotAcknowledged(f"{store.url}: version {to_version} is not released; {released} is")
-        return released if to_version is None else to_version
 
     def follow(
         self,
@@ -150,122 +138,34 @@ class Receiver:
         with ExitStack() as stack:
             store, replay = await asyncio.to_thread(stack.enter_context, self._open())
             poller = open_poller(store)
-            pulled = on_pull or (lambda report: None)
+            follower = Follower(
+                replay,
+                poller,
+                self._acknowledger(store),
+                on_pull=on_pull or (lambda report: None),
+                halt=halt,
+                polling=Polling(poll_interval_s),
+                until_version=until_version,
+                released_only=self._released_only,
+            )
             try:
-                await self._loop(store, poller, replay, pulled, halt, until_version, Polling(poll_interval_s))
+                await follower.run()
             finally:
                 await poller.close()
                 await asyncio.to_thread(replay.drop_ahead)
                 await asyncio.to_thread(replay.mirror.flush)
 
-    async def _loop(
-        self,
-        store: Store,
-        poller: Poller,
-        replay: Replay,
-        on_pull: Callable[[PullReport], None],
-        halt: threading.Event,
-        until_version: int | None,
-        polling: Polling,
-    ) -> None:
-        look = self._look_released if self._released_only else self._look
-        failures = 0
-        caught_up = False
-        acked: tuple[int, float] | None = None
-        while not halt.is_set() and (until_version is None or replay.mirror.position.version < until_version):
-            try:
-                if polling.at_segment:
-                    delay = polling.after_segment(found=await asyncio.to_thread(replay.stage_ahead, polling.seq))
-                else:
-                    found = not caught_up and await self._catch_up(store, replay, on_pull, halt, until_version)
-                    caught_up = True
-                    found = found or await look(poller, store, replay, on_pull, halt)
-                    if not found and self._ack_is_due(replay, acked):
-                        await asyncio.to_thread(self._send_ack, store, replay)
-                        await asyncio.to_thread(replay.mirror.flush)
-                        acked = replay.mirror.position.version, world().monotonic()
-                    announced = replay.mirror.position.next_attempt is not None and not self._released_only
-                    delay = polling.after_manifest(found=found, announced=announced)
-                failures = 0
-            except RetryError as error:
-                failures += 1
-                delay = min(MAX_BACKOFF_S, polling.interval_s * 2**failures)
-                log.warning("%s; trying again in about %.1f s", error, delay)
-            if delay:
-                await asyncio.to_thread(world().wait, halt, delay * world().uniform(0.75, 1.25))
-        if self._ack_is_due(replay, acked):
-            await asyncio.to_thread(self._send_ack, store, replay)
+    def _limit(self, store: Store, run_id: str, to_version: int | None) -> int | None:
+        """The newest version that may be applied, None for any."""
+        if not self._released_only:
+            return to_version
+        released = released_version(store, run_id)
+        if to_version is not None and to_version > released:
+            raise NotAcknowledged(f"{store.url}: version {to_version} is not released; {released} is")
+        return released if to_version is None else to_version
 
-    def _ack_is_due(self, replay: Replay, acked: tuple[int, float] | None) -> bool:
-        """True for a version not acknowledged yet, and when a third of the lease has passed."""
-        if acked is None or acked[0] != replay.mirror.position.version:
-            return True
-        return world().monotonic() - acked[1] > self._lease_s / 3
-
-    async def _catch_up(
-        self,
-        store: Store,
-        replay: Replay,
-        on_pull: Callable[[PullReport], None],
-        halt: threading.Event,
-        to_version: int | None,
-    ) -> bool:
-        """Goes to the newest version by the cheapest way; True if there was anything to apply."""
-        steps = replay.catch_up(to_version=await asyncio.to_thread(self._limit, store, replay.run.run_id, to_version))
-        found = False
-        while not halt.is_set():
-            before, begun = replay.mirror.position.version, world().monotonic()
-            applied = await asyncio.to_thread(next, steps, None)
-            if applied is None:
-                break
-            found = True
-            on_pull(self._report(replay, before, [applied], begun))
-        return found
-
-    async def _look(
-        self,
-        poller: Poller,
-        store: Store,
-        replay: Replay,
-        on_pull: Callable[[PullReport], None],
-        halt: threading.Event,
-    ) -> bool:
-        """One look at the next manifest; applies it if it is there."""
-        position = replay.mirror.position
-        begun = world().monotonic()
-        try:
-            found = await poller.get(manifest_key(position.version + 1), limit_bytes=limits.MANIFEST_BYTES)
-        except NotFound:
-            return False
-        assert found is not None
-        manifest, target = read_next(position, found.body)
-        poll_s = world().monotonic() - begun
-        try:
-            applied = await asyncio.to_thread(replay.apply, manifest, target, len(found.body), poll_s=poll_s)
-        except ChainBroken as error:
-            log.info("%s; looking for another way", error)
-            return await self._catch_up(store, replay, on_pull, halt, None)
-        on_pull(self._report(replay, position.version, [applied], begun))
-        return True
-
-    async def _look_released(
-        self,
-        poller: Poller,
-        store: Store,
-        replay: Replay,
-        on_pull: Callable[[PullReport], None],
-        halt: threading.Event,
-    ) -> bool:
-        """One look at the release; goes to it if it has moved."""
-        try:
-            found = await poller.get(RELEASE_KEY, limit_bytes=limits.RELEASE_BYTES)
-        except NotFound:
-            return False
-        assert found is not None
-        released = parse_release(store, replay.run.run_id, found.body).version
-        if released <= replay.mirror.position.version:
-            return False
-        return await self._catch_up(store, replay, on_pull, halt, released)
+    def _acknowledger(self, store: Store) -> Acknowledger:
+        return Acknowledger(store, self.name, self._lease_s, enabled=self._acknowledge)
 
     @contextmanager
     def _open(self, to_version: int | None = None) -> Iterator[tuple[Store, Replay]]:
@@ -295,46 +195,6 @@ class Receiver:
                 store,
                 Replay(store, run, start, moving, decoders=decoders, fetchers=fetchers, progress=self._progress),
             )
-
-    def _send_ack(self, store: Store, replay: Replay) -> None:
-        if not self._acknowledge:
-            return
-        position = replay.mirror.position
-        ack = Ack(
-            run_id=position.run_id,
-            receiver=self.name,
-            version=position.version,
-            state=position.state,
-            proved_at=timestamp(),
-            lease_s=self._lease_s,
-        )
-        try:
-            store.put(ack_key(self.name), bytearray(ack.to_bytes()))
-        except Forbidden as error:
-            raise Forbidden(
-                f"{error}; version {position.version} is in place, only its acknowledgement is not: "
-                "allow writing acks/*, or do not acknowledge"
-            ) from error
-
-    def _report(self, replay: Replay, before: int, applied: list[Applied], begun: float) -> PullReport:
-        seconds: dict[str, float] = {}
-        for one in applied:
-            for stage, length in one.seconds.items():
-                seconds[stage] = round(seconds.get(stage, 0.0) + length, 6)
-        seconds["total"] = round(world().monotonic() - begun, 6)
-        position = replay.mirror.position
-        return PullReport(
-            version=position.version,
-            from_version=before,
-            step=position.step,
-            changed_elements=sum(a.changed_elements for a in applied),
-            total_elements=replay.run.total_elements,
-            wire_bytes=sum(a.wire_bytes for a in applied),
-            dense_bytes=replay.run.dense_bytes,
-            seconds=seconds,
-            up_to_date=not applied,
-            applied_at=world().time(),
-        )
 
 
 def default_name(directory: Path) -> str:

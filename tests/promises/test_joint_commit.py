@@ -142,6 +142,25 @@ def test_a_follower_of_released_versions_stops_at_the_release(trial: Trial) -> N
         trial.assert_holds(first.version, "careful")
 
 
+def test_a_follower_of_released_versions_goes_with_the_release_until_its_goal(trial: Trial) -> None:
+    with trial.sender() as sender:
+        for _ in range(2):
+            trial.publish(sender)
+        trial.receiver("one").pull()
+        sender.release(2, ["one"])
+        versions: list[int] = []
+
+        def release_next(report: Any) -> None:
+            versions.append(report.version)
+            if report.version == 2:
+                sender.release(3, ["one"])
+
+        careful = trial.receiver("careful", released_only=True)
+        careful.follow(release_next, until_version=3, poll_interval_s=0.01)
+    assert versions[-2:] == [2, 3]
+    trial.assert_holds(3, "careful")
+
+
 def test_a_follower_renews_its_lease_while_nothing_is_new(trial: Trial) -> None:
     trial.run(1)
     stop = threading.Event()
