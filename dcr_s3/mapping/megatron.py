@@ -33,6 +33,9 @@ class Axis:
         return self.rank * length, length
 
 
+ALONE = Axis()
+
+
 def replicated(name: str, shape: Sequence[int]) -> Parts:
     """The same on every rank: norms, biases of row-parallel layers, routers."""
     return (Part(name, tuple(shape), View.of(shape), View.of(shape)),)

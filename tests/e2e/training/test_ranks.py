@@ -29,8 +29,8 @@ def test_every_layout_on_four_ranks(moto_url: str, tmp_path: Path) -> None:
     launch(4, "versions:fsdp,hsdp,tp,fsdp_tp,ddp", moto_url, tmp_path)
 
 
-def test_two_ranks_flat_parameters_tied_weights_and_a_torn_replica(moto_url: str, tmp_path: Path) -> None:
-    launch(2, "versions:fsdp1", moto_url, tmp_path)
+def test_flat_parameters_on_two_ranks(moto_url: str, tmp_path: Path) -> None:
+    launch(2, "versions:fsdp1,fsdp1_flat", moto_url, tmp_path)
 
 
 def test_residual_conversions(moto_url: str, tmp_path: Path) -> None:
@@ -57,7 +57,6 @@ def test_a_rank_that_dies_while_publishing_is_named_and_nothing_is_committed(mot
     assert [process.returncode for process in ranks] == [0, 0, -signal.SIGKILL], "\n".join(outputs)
 
 
-@pytest.mark.parametrize("tie", [False, True])
-def test_megatron_layers_on_two_ranks(moto_url: str, tmp_path: Path, tie: bool) -> None:
+def test_megatron_layers_on_two_ranks(moto_url: str, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed (pip install dcr-s3[training])")
-    launch(2, f"megatron:{'tied' if tie else 'untied'}", moto_url, tmp_path)
+    launch(2, "megatron:untied,tied,few,experts", moto_url, tmp_path)

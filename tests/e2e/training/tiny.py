@@ -100,10 +100,10 @@ def _fsdp_tp(model: nn.Module, size: int) -> nn.Module:
     return _wrap(_parallelize(model, mesh["tp"]), mesh["dp"])
 
 
-def _flatten(model: nn.Module) -> nn.Module:
+def _flatten(model: nn.Module, *, use_orig_params: bool) -> nn.Module:
     for number, layer in enumerate(model.layers):
-        model.layers[number] = FullyShardedDataParallel(layer, use_orig_params=number == 0, device_id=CPU)
-    return FullyShardedDataParallel(model, use_orig_params=True, device_id=CPU)
+        model.layers[number] = FullyShardedDataParallel(layer, use_orig_params=use_orig_params, device_id=CPU)
+    return FullyShardedDataParallel(model, use_orig_params=use_orig_params, device_id=CPU)
 
 
 def _wrap(model: nn.Module, mesh: object) -> nn.Module:
@@ -126,7 +126,8 @@ def _parallelize(model: nn.Module, mesh: object) -> nn.Module:
 
 _SPREAD = {
     "ddp": lambda model, _: nn.parallel.DistributedDataParallel(model),
-    "fsdp1": lambda model, _: _flatten(model),
+    "fsdp1": lambda model, _: _flatten(model, use_orig_params=True),
+    "fsdp1_flat": lambda model, _: _flatten(model, use_orig_params=False),
     "fsdp": lambda model, size: _wrap(model, init_device_mesh("cpu", (size,))),
     "hsdp": _hsdp,
     "tp": lambda model, size: _parallelize(model, init_device_mesh("cpu", (size,))),
@@ -137,8 +138,8 @@ _SPREAD = {
 def full_state(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """The whole state dict, parameters cast: what receivers must hold, by the way of gathering. Collective."""
     if isinstance(model, FullyShardedDataParallel):
-        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
-            return _plain_state(model, dtype)
+        whole = model.state_dict()  # FSDP1 gathers by itself; floats are parameters in this model
+        return {n: (t.to(dtype) if t.is_floating_point() else t).clone().contiguous() for n, t in whole.items()}
     return _plain_state(model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model, dtype)
 
 

@@ -20,6 +20,8 @@ from tiny import adapter_layout, adapter_rules, adapter_state, build, data_rank,
 
 from dcr_s3 import Receiver
 from dcr_s3.errors import OwnerFailed
+from dcr_s3.mapping.gpt import Gpt, gpt_shards
+from dcr_s3.mapping.megatron import ALONE, Axis
 from dcr_s3.sender import Sender
 from dcr_s3.sending.segments import SegmentWriter
 from dcr_s3.training import Publisher, shards_of
@@ -166,6 +168,31 @@ def residuals(_: str, url: str, directory: Path) -> None:
         calls.clear()
         report = publisher.step(model).result()
         assert report.changed_elements == 0
+
+
+def megatron(kind: str, url: str, directory: Path) -> None:
+    """Real Megatron layers at TP = 2, several optimizer steps, against an independent conversion."""
+    import gpt_reference as gpt
+
+    model = gpt.build(kind)
+    both = Axis(rank(), dist.get_world_size())
+    sizes = Gpt(
+        gpt.HIDDEN, gpt.INNER, gpt.HEADS, 1 if kind == "few" else gpt.GROUPS, gpt.HEAD, gpt.VOCAB,
+        tp=ALONE if kind == "experts" else both, experts=gpt.EXPERTS, expert_inner=gpt.EXPERT_INNER, ep=both,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    where, mirror = f"{url}/{kind}", directory / kind
+    expected = gpt.reference(model, kind)
+    if rank() == 0:
+        save(mirror, expected)
+    layout = partial(gpt_shards, sizes=sizes, dtype=torch.bfloat16)
+    with Publisher.open(where, model, layout=layout, replicas="full") as publisher:
+        publisher.attach(optimizer)
+        for step in (1, 2, 3):
+            gpt.optimise(model, kind, optimizer, step)
+            report = publisher.step(model, step).result()
+            assert report.changed_elements > 0
+            check(where, mirror, gpt.reference(model, kind), report.version)
 
 
 def death(_: str, url: str, directory: Path) -> None:
