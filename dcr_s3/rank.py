@@ -34,7 +34,7 @@ from dcr_s3.world import world
 log = logging.getLogger(__name__)
 
 FETCHERS = 4
-GAP_BYTES = 64 << 10
+GAP_BYTES = 4 << 10
 """Payloads that are not needed but lie in a gap this small between needed ones are read along."""
 
 
@@ -89,6 +89,20 @@ class Rank:
     def digests(self) -> dict[str, str]:
         """By tensor number, the digest of what this rank counts, read from the engine's memory."""
         return {str(number): digest.hex() for number, digest in self._opened().digests().items()}
+
+    def explain(self) -> list[dict[str, Any]]:
+        """For every tensor of the run: its name, route, number of blocks, the engine tensors it goes into, and why."""
+        bound = self._opened().bound
+        return [
+            {
+                "name": spec.name,
+                "route": plan.route.value,
+                "blocks": len(plan.blocks),
+                "into": [bound.storages.items[n].names[0] for n in sorted(plan.storages)],
+                "reason": plan.reason,
+            }
+            for spec, plan in zip(bound.specs, bound.placement.plans, strict=True)
+        ]
 
     def stage(self, write: bool = False, wait: bool = True) -> dict[str, Any]:
         """Fetches, decodes and stages the next version, which must be committed; returns :meth:`status`.

@@ -159,7 +159,9 @@ def pull(
 @app.command(epilog=EXIT_CODES)
 def follow(
     run: RunUrl,
-    directory: Mirror,
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint directory to keep up to date; not with --vllm.")
+    ] = None,
     base: Base = None,
     poll_interval: Annotated[float, typer.Option("--poll-interval", metavar="SECONDS", min=0.01)] = 2.0,
     until_version: Annotated[int | None, typer.Option("--until-version", help="End when this version is held.")] = None,
@@ -167,20 +169,32 @@ def follow(
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics there, on loopback.")
     ] = None,
+    vllm: Annotated[str | None, typer.Option("--vllm", metavar="URL", help="A vLLM server to keep up to date.")] = None,
+    sglang: Annotated[
+        str | None, typer.Option("--sglang", metavar="URL", help="An SGLang server that serves from DIR.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Keep a directory at the newest version. Ctrl-C or SIGTERM ends it after the version in hand, SIGHUP begins anew.
+    """Keep a directory, or a serving engine, at the newest version.
+
+    Ctrl-C or SIGTERM ends it after the version in hand, SIGHUP begins anew.
 
     With --json, one object at the end: the sums over all pulls, and the last pull's own report.
     """
+    from dcr_s3.cli.engines import follow_vllm, one_target
     from dcr_s3.cli.pulling import follow_as_service
     from dcr_s3.metrics import Metrics
 
     sums = {"pulls": 0, "changed_elements": 0, "wire_bytes": 0}
     last: PullReport | None = None
     with Output(as_json=as_json, quiet=quiet, verbose=verbose) as out, stop_by_event() as stop:
+        one_target(directory, vllm, sglang)
+        if vllm is not None:
+            follow_vllm(run, vllm, base, out, stop, until_version, poll_interval)
+            return
+        assert directory is not None
 
         def on_pull(report: PullReport) -> None:
             nonlocal last

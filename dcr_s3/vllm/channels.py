@@ -62,10 +62,19 @@ class HttpRanks:
         self._pause_mode = pause_mode
         self._timeout_s = timeout_s
 
+    def model(self) -> str:
+        """The checkpoint that the server was started from."""
+        return str(self._send("/v1/models", None)["data"][0]["root"])
+
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """As :meth:`Ranks.call`. Writing goes through vLLM's own weight-update calls."""
+        """As :meth:`Ranks.call`. Binding and writing go through vLLM's own weight-transfer calls too."""
         if method == "apply":
             return self._apply(*arguments)
+        if method == "open":
+            run, base, limit_s = arguments
+            self._post(
+                "/init_weight_transfer_engine", {"init_info": {"run": run, "base": base, "pause_limit_s": limit_s}}
+            )
         return self._call(method, *arguments)
 
     def serving(self, version: int) -> None:
@@ -119,9 +128,10 @@ class HttpRanks:
             return  # a worker that failed has ended its update already
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-        )
+        return self._send(path, json.dumps(body).encode())
+
+    def _send(self, path: str, body: bytes | None) -> Any:
+        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
                 text = reply.read()

@@ -21,7 +21,13 @@ from dcr_s3.errors import StateMismatch
 from dcr_s3.resident import ResidentReceiver
 from dcr_s3.vllm.channels import LlmRanks
 
-SIZES = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16}
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+}
 OPTIONS: dict[str, Any] = {
     **vllm_env.OPTIONS,
     "tensor_parallel_size": 2,
@@ -51,7 +57,7 @@ def main() -> None:
         receiver.pull()
         for seed in range(2):
             before = vllm_env.greedy(llm)
-            state = models.next_version(state, seed, share=0.02)
+            state = models.next_version(state, seed, share=0.1)
             published = sender.publish(state)
             (report,) = receiver.pull()
             tokens = vllm_env.greedy(llm)
