@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from rich.console import Console, RenderableType
 from rich.filesize import decimal
 from rich.logging import RichHandler
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from dcr_s3.cli.logs import JsonFormatter
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -39,7 +42,7 @@ class Output:
         level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
         # Only this package's logger: the S3 client's own debug output contains signed headers.
         logger = logging.getLogger("dcr_s3")
-        logger.handlers = [RichHandler(console=stderr, show_path=False, markup=False, highlighter=None)]
+        logger.handlers = [_log_handler()]
         logger.setLevel(level)
 
     def __enter__(self) -> Self:
@@ -71,6 +74,15 @@ class Output:
         elif not self.quiet:
             for item in shown:
                 stdout.print(item, soft_wrap=isinstance(item, str), markup=False)
+
+
+def _log_handler() -> logging.Handler:
+    """For people, or, with DCR_LOG=json in the environment, for machines."""
+    if os.environ.get("DCR_LOG") != "json":
+        return RichHandler(console=stderr, show_path=False, markup=False, highlighter=None)
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    return handler
 
 
 def size(size_bytes: int) -> str:

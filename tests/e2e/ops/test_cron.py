@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import socket
@@ -184,3 +186,19 @@ def test_a_stuck_store_starves_the_watchdog(home: Path) -> None:
     release.set()
     stuck.join()
     assert len(fed) == 2
+
+
+def test_logs_for_machines(
+    url: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dcr_s3.cli.output import Output
+
+    monkeypatch.setenv("DCR_LOG", "json")
+    with Output(verbose=1):
+        try:
+            raise ValueError("inner")
+        except ValueError:
+            logging.getLogger("dcr_s3.anything").exception("said %s", "this")
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry["level"], entry["logger"], entry["message"]) == ("error", "dcr_s3.anything", "said this")
+    assert "ValueError: inner" in entry["traceback"]
