@@ -124,6 +124,16 @@ class Publisher:
         """The newest version that this rank knows to be committed."""
         return self._sender.position
 
+    @property
+    def owned_bytes(self) -> int:
+        """Bytes, in the stored dtypes, that this rank compares for a version and keeps of the baseline."""
+        return sum(piece.size_bytes for piece, _ in self._own)
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Bytes that this rank has put into collectives so far, opening included; never weights."""
+        return self._group.sent_bytes
+
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes every later step of ``optimizer`` wait until weights being published have been compared."""
         self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self.fence()))
