@@ -247,7 +247,7 @@ def fetched_ahead_trusted(patch: Patch) -> None:
     take = replay.Replay._take_ahead
 
     def take_any(self: Any, key: str, entry: Any, staged: Any) -> bool:
-        found = self._ahead.get(key)
+        found = self._fetched_ahead().get(key)
         return take(self, key, entry if found is None else SimpleNamespace(sha256=found.sha256), staged)
 
     patch.setattr(replay.Replay, "_take_ahead", take_any)

@@ -19,13 +19,14 @@ class Hunt:
     tiny: Tiny | None = None
     seeds: tuple[int, ...] = ()
     menu: frozenset[str] | None = None
+    fault_rate: float = 0.05
 
     def go(self) -> None:
         """Raises ``Violation`` at the first one."""
         if self.tiny is not None:
             explore_tiny(self.tiny)
         for seed in self.seeds:
-            run_seed(seed, self.menu)
+            run_seed(seed, self.menu, self.fault_rate)
 
 
 PAIR = Hunt(
@@ -35,8 +36,9 @@ DUEL = Hunt("duel", Tiny(senders=2, receivers=0, faults=0))
 FENCED_DUEL = Hunt("fenced_duel", Tiny(senders=2, receivers=0, faults=0, fence=True))
 FOLDING = Hunt("folding", Tiny(senders=0, receivers=0, keepers=1, earlier=2, menu=frozenset({"late"})))
 UNPLUGGED = Hunt("unplugged", seeds=tuple(range(0, 16, 2)), menu=frozenset({"power_loss", "crash"}))
-FLIPPED = Hunt("flipped", seeds=tuple(range(0, 16, 2)), menu=frozenset({"flipped_bit"}))
+FLIPPED = Hunt("flipped", seeds=tuple(range(0, 16, 2)), menu=frozenset({"flipped_bit"}), fault_rate=0.3)
 UPKEEP = Hunt("upkeep", seeds=tuple(range(1, 17, 2)))
+CLEANING = Hunt("cleaning", Tiny(senders=0, receivers=0, keepers=1, cleaners=1, earlier=2, faults=0))
 
 FOUND: dict[Callable[[pytest.MonkeyPatch], None], Hunt] = {
     planted.manifest_before_segments: PAIR,
@@ -58,7 +60,7 @@ FOUND: dict[Callable[[pytest.MonkeyPatch], None], Hunt] = {
     planted.acknowledged_before_applied: PAIR,
     planted.nothing_checked: FLIPPED,
     planted.fetched_ahead_trusted: FLIPPED,
-    planted.no_grace: UPKEEP,
+    planted.no_grace: CLEANING,
     planted.retention_forgets_who_needs_what: UPKEEP,
 }
 

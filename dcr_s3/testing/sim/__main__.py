@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--senders", type=int, default=1)
     parser.add_argument("--receivers", type=int, default=1)
     parser.add_argument("--keepers", type=int, default=0, help="machines that fold and make snapshots")
+    parser.add_argument("--cleaners", type=int, default=0, help="machines that delete what is not needed")
     parser.add_argument("--earlier", type=int, default=0, help="versions published before")
     parser.add_argument("--faults", type=int, default=1, help="how many faults an explored run may meet (default 1)")
     parser.add_argument("--kinds", help="comma-separated kinds of faults to explore (default: all)")
@@ -73,9 +74,15 @@ def _replay(seed: int, *, as_json: bool) -> int:
 def _explore(arguments: argparse.Namespace) -> int:
     menu = None if arguments.kinds is None else frozenset(arguments.kinds.split(","))
     tiny = Tiny(
-        arguments.senders, arguments.receivers, arguments.faults, arguments.fence, menu, arguments.keepers,
-        arguments.earlier,
-    )  # fmt: skip
+        senders=arguments.senders,
+        receivers=arguments.receivers,
+        keepers=arguments.keepers,
+        cleaners=arguments.cleaners,
+        earlier=arguments.earlier,
+        faults=arguments.faults,
+        fence=arguments.fence,
+        menu=menu,
+    )
     try:
         figures = asdict(explore_tiny(tiny))
     except Violation as violation:

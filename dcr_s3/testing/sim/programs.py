@@ -159,20 +159,23 @@ class Follower(Program):
     """Follows, fetching ahead; starts anew after an error."""
 
     finished: Callable[[], bool]
+    poll_s: float = 2.0
 
     def __call__(self, here: Surroundings) -> None:
         base, target = here.model.directory(0), here.machine.root / "mirror"
         halt = _Halt(lambda: self.finished() and here.truth.at_newest(here.name))
         while not halt.is_set():
             try:
-                Receiver(here.store, target, base=base, name=here.name, workers=0).follow(stop=halt)
+                Receiver(here.store, target, base=base, name=here.name, workers=0).follow(
+                    stop=halt, poll_interval_s=self.poll_s
+                )
             except DcrError as error:
                 here.trouble(error)
 
 
 @dataclass
 class Keeper(Program):
-    """Folds, makes snapshots and deletes what is not needed, now and then."""
+    """Now and then folds, or makes a snapshot, or deletes what is not needed."""
 
     finished: Callable[[], bool]
     pace_s: float = 4000.0
@@ -181,10 +184,15 @@ class Keeper(Program):
         base, mirror = here.model.directory(0), here.machine.root / "mirror"
         while not self.finished():
             world().sleep(world().uniform(0.0, self.pace_s))
+            task = int(world().uniform(0.0, 3.0))
             try:
-                make_fold(here.store, mirror, base=base, workers=0)
-                make_snapshot(here.store, mirror, workers=0)
-                gc(here.store, min_age_s=MIN_AGE_S, keep_versions=1, dry_run=False, workers=0)
+                if task == 0:
+                    make_fold(here.store, mirror, base=base, workers=0)
+                elif task == 1:
+                    Receiver(here.store, mirror, base=base, name=here.name, workers=0).pull()
+                    make_snapshot(here.store, mirror, workers=0)
+                else:
+                    gc(here.store, min_age_s=MIN_AGE_S, keep_versions=1, dry_run=False, workers=0)
             except DcrError as error:
                 here.trouble(error)
 
@@ -198,6 +206,18 @@ class OneUpkeep(Program):
             try:
                 make_fold(here.store, mirror, workers=0)
                 make_snapshot(here.store, mirror, workers=0)
+                return
+            except DcrError as error:
+                here.trouble(error)
+
+
+class OneCleaning(Program):
+    """Deletes what is not needed, and tries again until that has worked."""
+
+    def __call__(self, here: Surroundings) -> None:
+        while True:
+            try:
+                gc(here.store, min_age_s=MIN_AGE_S, keep_versions=1, dry_run=False, workers=0)
                 return
             except DcrError as error:
                 here.trouble(error)

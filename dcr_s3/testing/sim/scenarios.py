@@ -14,55 +14,57 @@ from dcr_s3.testing.sim.actors import Point
 from dcr_s3.testing.sim.choices import SeededChoices
 from dcr_s3.testing.sim.explorer import Exploration, ExploringChoices, explore
 from dcr_s3.testing.sim.model import ONE, TinyModel
-from dcr_s3.testing.sim.programs import Follower, Keeper, OnePull, OneUpkeep, Preparation, Puller, Trainer
+from dcr_s3.testing.sim.programs import Follower, Keeper, OneCleaning, OnePull, OneUpkeep, Preparation, Puller, Trainer
 from dcr_s3.testing.sim.scenario import Result, Role, Scenario
 
 BASELINE = "state/*/baseline"
 MIRROR = "mirror"
 STATES = 6
 NOISY_STEPS = 1500
+FAULT_RATE = 0.05
 QUICK_S, SLOW_S = 10.0, 4000.0
 TINY_STEPS = 3000
 
 
 @contextmanager
-def long_scenario(seed: int, menu: Collection[str] | None = None) -> Iterator[Scenario]:
+def long_scenario(seed: int, menu: Collection[str] | None = None, fault_rate: float = FAULT_RATE) -> Iterator[Scenario]:
     """Two senders that take the run from each other, a receiver that pulls and one that follows, several versions, and
-    for a long while all faults there are (or those of ``menu``).
+    for a long while all faults there are, or those of ``menu``; ``fault_rate`` is how likely one is at a request.
 
-    Odd seeds have a machine that folds, makes snapshots and deletes, and take long enough for something to be deleted.
+    Odd seeds have one sender, and two machines that fold, make snapshots and delete, over so long a time that there is
+    something to delete.
     """
     with TemporaryDirectory(prefix="dcr-sim-") as directory:
         root = Path(directory)
         upkeep = seed % 2 == 1
         pace_s = SLOW_S if upkeep else QUICK_S
-        trainers = Trainer(STATES - 1, pace_s=pace_s), Trainer(STATES - 2, pace_s=pace_s)
+        trainers = [Trainer(STATES - 1, pace_s=pace_s), Trainer(STATES - 2, pace_s=pace_s)][: 1 if upkeep else 2]
 
         def finished() -> bool:
             return all(t.done for t in trainers)
 
-        roles = [
-            Role("alice", trainers[0], BASELINE),
-            Role("bob", trainers[1], BASELINE),
-            Role("carol", Puller(finished, pace_s), MIRROR),
-            Role("dave", Follower(finished), MIRROR),
-            *([Role("erin", Keeper(finished, pace_s), MIRROR)] if upkeep else []),
-        ]
+        roles = [Role(name, trainer, BASELINE) for name, trainer in zip(("alice", "bob"), trainers, strict=False)]
+        roles += [Role("carol", Puller(finished, pace_s), MIRROR), Role("dave", Follower(finished, pace_s / 5), MIRROR)]
+        roles += [Role(name, Keeper(finished, pace_s / 4), MIRROR) for name in ("erin", "frank") if upkeep]
         model = TinyModel(root / "model", STATES)
-        yield Scenario(root, model, roles, SeededChoices(seed), seed=seed, noisy_steps=NOISY_STEPS, menu=menu)
+        choices = SeededChoices(seed, fault_rate)
+        yield Scenario(root, model, roles, choices, seed=seed, noisy_steps=NOISY_STEPS, menu=menu)
 
 
-def run_seed(seed: int, menu: Collection[str] | None = None) -> Result:
+def run_seed(seed: int, menu: Collection[str] | None = None, fault_rate: float = FAULT_RATE) -> Result:
     """One long run. Raises ``Violation``."""
-    with long_scenario(seed, menu) as scenario:
+    with long_scenario(seed, menu, fault_rate) as scenario:
         return scenario.run()
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A small scenario: ``senders`` publish one version each (``fence``: after a fence), ``receivers`` pull once while
-    they do and once after, ``keepers`` fold and make a snapshot. ``earlier`` versions were published before, after all
-    mirrors had been made. ``faults`` may happen, of the kinds in ``menu`` (None: all)."""
+    """A small scenario. ``earlier`` versions were published before, after all mirrors had been made.
+
+    ``senders`` publish one version each (``fence``: after a fence), ``receivers`` pull once meanwhile and once after,
+    ``keepers`` fold and make a snapshot, ``cleaners`` delete what is not needed. ``faults`` may happen in a run, of the
+    kinds in ``menu`` (None: all).
+    """
 
     senders: int = 1
     receivers: int = 1
@@ -70,13 +72,16 @@ class Tiny:
     fence: bool = False
     menu: Collection[str] | None = None
     keepers: int = 0
+    cleaners: int = 0
     earlier: int = 0
 
     def roles(self) -> list[Role]:
         """Fresh ones for one run."""
         senders = [Role(f"sender-{n}", Trainer(1, fence=self.fence), BASELINE) for n in range(self.senders)]
         receivers = [Role(f"receiver-{n}", OnePull(), MIRROR, OnePull(last=True)) for n in range(self.receivers)]
-        return senders + receivers + [Role(f"keeper-{n}", OneUpkeep(), MIRROR) for n in range(self.keepers)]
+        keepers = [Role(f"keeper-{n}", OneUpkeep(), MIRROR) for n in range(self.keepers)]
+        cleaners = [Role(f"cleaner-{n}", OneCleaning(), "") for n in range(self.cleaners)]
+        return senders + receivers + keepers + cleaners
 
     def preparations(self) -> list[Role]:
         """What has happened before: the run exists, and so do all mirrors."""
