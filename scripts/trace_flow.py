@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--server", action="append", choices=list(SERVERS), help="default: all")
     arguments = parser.parse_args()
     columns = ("<server", "<branch", "version", "changed", "bytes", "less", "publish", "pull", "<mirror")
-    shown = table(f"trace {arguments.trace.name}", *columns)
+    shown = table("recorded steps through init, publish and pull", *columns)
     with tempfile.TemporaryDirectory(prefix="dcr-s3-trace-") as home_name:
         home = Path(home_name)
         for branch in arguments.branch or ["lr1e-6", "lr5e-6"]:
