@@ -42,6 +42,9 @@ Nearby = Annotated[
     list[str] | None,
     typer.Option("--nearby", metavar="URL", help="A relay's copy of the run to read from first; may be repeated."),
 ]
+TextFile = Annotated[
+    Path | None, typer.Option("--textfile", metavar="FILE", help="Leave Prometheus metrics for node_exporter.")
+]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log to stderr; twice for more.")]
 
 
@@ -95,18 +98,22 @@ def publish(
     directory: Directory,
     step: Annotated[int | None, typer.Option("--step", help="Training step, for people.")] = None,
     base: Base = None,
+    textfile: TextFile = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Publish a checkpoint as the run's next version."""
     from dcr_s3 import Sender
+    from dcr_s3.cli.pulling import measured
 
     with (
         Output(as_json=as_json, quiet=quiet, verbose=verbose) as out,
+        measured(run, "sender", textfile) as metrics,
         Sender.open(run, base=base, fence=False, progress=out.progress) as sender,
     ):
         report = sender.publish(directory, step=step)
+        metrics.observe(report)
         out.result(report.model_dump(mode="json"), f"published {describe(report)}")
 
 
@@ -128,9 +135,7 @@ def pull(
     jitter: Annotated[
         float, typer.Option("--jitter", metavar="SECONDS", min=0, help="Wait a random time up to that first.")
     ] = 0.0,
-    textfile: Annotated[
-        Path | None, typer.Option("--textfile", metavar="FILE", help="Leave Prometheus metrics for node_exporter.")
-    ] = None,
+    textfile: TextFile = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -141,7 +146,7 @@ def pull(
 
     with (
         Output(as_json=as_json, quiet=quiet, verbose=verbose) as out,
-        measured(run, textfile) as metrics,
+        measured(run, "receiver", textfile) as metrics,
         time_limit(timeout),
     ):
         spread(jitter)
@@ -183,7 +188,7 @@ def follow(
 
     With --json, one object at the end: the sums over all pulls, and the last pull's own report.
     """
-    from dcr_s3.cli.engines import follow_vllm, one_target
+    from dcr_s3.cli.engines import follow_sglang, follow_vllm, one_target
     from dcr_s3.cli.pulling import follow_as_service
     from dcr_s3.metrics import Metrics
 
@@ -195,6 +200,9 @@ def follow(
             follow_vllm(run, vllm, base, out, stop, until_version, poll_interval)
             return
         assert directory is not None
+        if sglang is not None:
+            follow_sglang(run, sglang, directory, base, out, stop, until_version, poll_interval)
+            return
 
         def on_pull(report: PullReport) -> None:
             nonlocal last

@@ -11,7 +11,7 @@ from dcr_s3.cli.service import Notifier, WatchedStore, reload_by_event
 from dcr_s3.errors import Busy, DcrError
 from dcr_s3.format.ack import DEFAULT_LEASE_S
 from dcr_s3.glance import glance, remember
-from dcr_s3.metrics import Metrics
+from dcr_s3.metrics import Metrics, Role
 from dcr_s3.receiver import Receiver
 from dcr_s3.reports import PullReport
 from dcr_s3.store import Store, open_store
@@ -51,9 +51,9 @@ def pull_once(
 
 
 @contextmanager
-def measured(run: str, textfile: Path | None) -> Iterator[Metrics]:
+def measured(run: str, role: Role, textfile: Path | None) -> Iterator[Metrics]:
     """Metrics of the block, written to ``textfile`` at its end whatever it came to."""
-    metrics = Metrics(run, "receiver")
+    metrics = Metrics(run, role)
     try:
         yield metrics
     except DcrError as error:

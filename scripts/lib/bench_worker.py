@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -163,11 +165,7 @@ def receive(url: str, base: Path, coding: str, mirror: Path, follow: bool) -> No
     receiver = Receiver(url, mirror, base=base, name=mirror.name)
     receiver.pull()
     stop = threading.Event()
-    follower = threading.Thread(
-        target=receiver.follow,
-        args=(lambda report: answer(**report.model_dump()), stop),
-        kwargs={"poll_interval_s": 0.1},
-    )
+    follower = threading.Thread(target=follow_or_end, args=(receiver, stop))
     answer(ready=True)
     if follow:
         follower.start()
@@ -189,6 +187,15 @@ def receive(url: str, base: Path, coding: str, mirror: Path, follow: bool) -> No
     stop.set()
     if follower.is_alive():
         follower.join()
+
+
+def follow_or_end(receiver: Receiver, stop: threading.Event) -> None:
+    """Follows; an error ends the process, so that nobody waits for it."""
+    try:
+        receiver.follow(lambda report: answer(**report.model_dump()), stop, poll_interval_s=0.1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def download_all(store: Any, files: list[Path], mirror: Path, *, streamed: bool) -> None:
@@ -228,7 +235,7 @@ def use(coding: str) -> None:
     from dcr_s3.delta import codec, kernels
     from dcr_s3.delta.changes import Changes, joined, total_cells
     from dcr_s3.format.codings import Coding
-    from dcr_s3.sending import version
+    from dcr_s3.sending import blocks
 
     def encode(dtype: Any, old: Any, new: Any, *, context: bool) -> Any:
         changes = kernels.active().scan(old, new, dtype.cell_bytes, 0.03)
@@ -251,7 +258,8 @@ def use(coding: str) -> None:
         xor = np.frombuffer(body, values.dtype, changed, gap_bytes)
         return Changes(positions, values, values ^ xor)
 
-    version.encode_block = encode
+    assert hasattr(blocks, "encode_block") and hasattr(replay, "decode_block")
+    blocks.encode_block = encode
     replay.decode_block = decode
 
 

@@ -19,7 +19,9 @@ from dcr_s3.relay import Relay
 from dcr_s3.store import Store
 from dcr_s3.store.memory import MemoryStore
 from dcr_s3.store.metered import MeteredStore
+from dcr_s3.store.nearby import NearbyStore
 from dcr_s3.store.wrapped import Request, WrappedStore
+from dcr_s3.upkeep import make_fold
 
 R = TypeVar("R")
 
@@ -198,3 +200,25 @@ def test_the_relay_acknowledges_at_the_source(source: MemoryStore) -> None:
     assert [o.key for o in source.list("acks/")] == ["acks/relay-eu.json"]
     Relay(source, [MemoryStore()], name="quiet", acknowledge=False).copy()
     assert [o.key for o in source.list("acks/")] == ["acks/relay-eu.json"]
+
+
+def test_folds_are_copied(source: MemoryStore, base: Path, tmp_path: Path) -> None:
+    assert make_fold(source, tmp_path / "folder", base=base, workers=0).made
+    target = MemoryStore()
+    Relay(source, [target]).copy()
+    assert any(o.key.startswith("folds/") for o in target.list(""))
+    assert objects(target) == objects(source)
+
+
+def test_a_receiver_reads_the_copy_and_stays_a_member_of_the_run(source: MemoryStore, tmp_path: Path) -> None:
+    copy, home = MemoryStore(), MeteredStore(source)
+    Relay(source, [copy], acknowledge=False).copy()
+    receiver = Receiver(NearbyStore(home, [copy]), tmp_path / "mirror", name="far-away", workers=0)
+    assert receiver.pull().version == 3
+    assert home.meter.traffic.down_bytes == 0
+    assert [o.key for o in source.list("acks/")] == ["acks/far-away.json"]
+    assert list(copy.list("acks/")) == []
+    publish(source, tmp_path, 4)  # and the relay has stopped
+    hasty = Receiver(NearbyStore(home, [copy], patience_s=0.0), tmp_path / "mirror", name="far-away", workers=0)
+    assert hasty.pull().version == 4
+    assert verify_directory(source, tmp_path / "mirror", workers=0).version == 4
