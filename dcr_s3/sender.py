@@ -76,7 +76,7 @@ def init_run(
             open_baseline(store, run, start, Path(base), tensors, state_dir, executor=executor, progress=report).close()
             files = directory_files(Checkpoint.open(Path(base)))
         if upload_base and find_snapshot(store, run.run_id, 0) is None:
-            upload_snapshot(store, start, files, report)
+            upload_snapshot(store, start, files, executor, report)
     return run
 
 

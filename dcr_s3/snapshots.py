@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from hashlib import file_digest, sha256
+from itertools import chain
 from pathlib import Path
 
 from dcr_s3.delta import tensor_key
@@ -17,7 +18,7 @@ from dcr_s3.format.keys import snapshot_key, snapshot_marker_key
 from dcr_s3.format.run import TensorSpec
 from dcr_s3.format.snapshot import Snapshot, SnapshotFile
 from dcr_s3.protocol.position import Position
-from dcr_s3.store.base import MultipartUpload, Store
+from dcr_s3.store.base import Store
 from dcr_s3.targets.checkpoint import Checkpoint, match_checkpoint
 from dcr_s3.targets.disk import disk_errors
 from dcr_s3.targets.files import SourceFile
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 RANGE_BYTES = 8 << 20
 FETCH_AHEAD = 8
+UPLOAD_AHEAD = 4
 
 ProgressOfFile = Callable[[int], None]
 
@@ -42,7 +44,7 @@ def publish_snapshot(store: Store, mirror: Mirror, executor: Executor, progress:
     if existing is not None:
         return existing
     verify_mirror(mirror, executor, progress)
-    return upload_snapshot(store, mirror.position, mirror.files(), progress)
+    return upload_snapshot(store, mirror.position, mirror.files(), executor, progress)
 
 
 def find_snapshot(store: Store, run_id: str, version: int) -> Snapshot | None:
@@ -62,7 +64,11 @@ def find_snapshot(store: Store, run_id: str, version: int) -> Snapshot | None:
 
 
 def upload_snapshot(
-    store: Store, position: Position, files: Sequence[SourceFile], progress: Progress = no_progress
+    store: Store,
+    position: Position,
+    files: Sequence[SourceFile],
+    executor: Executor,
+    progress: Progress = no_progress,
 ) -> Snapshot:
     """Puts files, proved to be the state of ``position``, into a folder of their own, then the marker.
 
@@ -75,7 +81,7 @@ def upload_snapshot(
     done = 0
     for file in files:
         key = snapshot_key(position.version, folder, file.name)
-        entries.append(_upload(store, key, file, partial(_report, progress, "upload", done, size)))
+        entries.append(_upload(store, key, file, executor, partial(_report, progress, "upload", done, size)))
         done += entries[-1].size_bytes
     snapshot = Snapshot(
         run_id=position.run_id,
@@ -93,27 +99,35 @@ def _report(progress: Progress, stage: str, before: int, size: int, done: int) -
     progress(stage, before + done, size)
 
 
-def _upload(store: Store, key: str, file: SourceFile, progress: ProgressOfFile) -> SnapshotFile:
+def _upload(store: Store, key: str, file: SourceFile, executor: Executor, progress: ProgressOfFile) -> SnapshotFile:
+    """Puts one file, in parts if it is large; reads and digests on while parts are on their way."""
     digest = sha256()
     size = 0
-    upload: MultipartUpload | None = None
-    try:
-        for number, body in enumerate(file.read(), 1):
+    pieces = file.read()
+    first = next(pieces, bytearray())
+    if len(first) == file.size_bytes:
+        store.put(key, first)
+        progress(len(first))
+        return SnapshotFile(name=file.name, size_bytes=len(first), sha256=sha256(first).hexdigest())
+
+    def parts() -> Iterator[tuple[int, bytearray]]:
+        for number, body in enumerate(chain([first], pieces), 1):
             digest.update(body)
-            size += len(body)
-            if upload is None and size == file.size_bytes:
-                store.put(key, body)
-            else:
-                upload = upload or store.open_multipart(key)
-                upload.upload_part(number, body)
+            yield number, body
+
+    upload = store.open_multipart(key)
+
+    def send(part: tuple[int, bytearray]) -> int:
+        upload.upload_part(*part)
+        return len(part[1])
+
+    try:
+        for sent in bounded_map(executor, send, parts(), ahead=UPLOAD_AHEAD):
+            size += sent
             progress(size)
-        if upload is not None:
-            upload.complete()
-        elif not file.size_bytes:
-            store.put(key, bytearray())
+        upload.complete()
     except BaseException:
-        if upload is not None:
-            upload.abort()
+        upload.abort()
         raise
     return SnapshotFile(name=file.name, size_bytes=size, sha256=digest.hexdigest())
 

@@ -12,23 +12,27 @@ def needed(
 ) -> set[Edge]:
     """The edges that may not be deleted.
 
-    ``held`` are versions that living receivers stand at; another may come with nothing. ``wanted`` are versions to
-    get to, the newest among them. For each pair the cheapest way stays, and so does the cheapest way of ``old`` edges
-    alone: whoever set out before a shorter way was there may still be on it. Also the deltas of the last
-    ``keep_versions``. Where nothing leads from nothing to the newest version (no snapshot), every delta stays:
-    receivers that left or were never heard of have no other way.
+    ``held`` are versions that living receivers stand at, ``wanted`` versions to get to, the newest among them. What
+    stays is, for each wanted version: the cheapest way from each held version and from nothing, and everything after
+    the snapshot that the latter begins with: a receiver that nobody knows of can go by it if it is before it, and
+    needs what there is if it is after it. The same once more among ``old`` edges alone, since somebody may have set
+    out before anything else was there. Also the deltas of the last ``keep_versions``. Where nothing leads from nothing
+    to the newest version (no snapshot), everything stays.
     """
     targets = sorted(set(wanted))
     newest = targets[-1]
     kept = {e for e in edges if e.kind == "delta" and e.last > newest - keep_versions}
-    if cheapest(edges, None, newest) is None:
-        return set(edges)
     for group in (edges, old):
-        reach = max((e.last for e in group if e.kind == "delta"), default=0)
-        if group is old and cheapest(old, None, min(reach, newest)) is None:
+        reach = newest if group is edges else max((e.last for e in group if e.kind == "delta"), default=0)
+        if cheapest(group, None, min(newest, reach)) is None:
             return set(edges)
-        for start in (None, *sorted(set(held))):
-            for target in targets:
-                if start is None or start < target:
-                    kept.update(cheapest(group, start, min(target, reach)) or ())
+        for target in (min(t, reach) for t in targets):
+            way = cheapest(group, None, target) or []
+            kept.update(way)
+            if way:
+                begin = way[0].last
+                after = (e for e in edges if begin < e.last <= target)
+                kept.update(e for e in after if e.kind == "snapshot" or e.first >= begin)
+            for start in set(held):
+                kept.update(cheapest(group, start, target) or ())
     return kept

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcr_s3 import Receiver, Sender, verify_directory
@@ -235,6 +235,7 @@ def test_the_secret_does_not_show(signer: Signer) -> None:
     assert b"s".hex() * 8 not in signer.key_id
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 10_000))
 def test_any_flipped_bit_of_a_signed_document_is_noticed(extra: bytes, place: int) -> None:
     signer = SIGNERS["secret"]

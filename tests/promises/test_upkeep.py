@@ -108,3 +108,34 @@ def test_upkeep_from_the_command_line(
     assert call("wait", url, "5", "--timeout", "0")[0] == 0
     assert call("release", url, "5")[1]["version"] == 5
     assert call("release", url, "9")[0] == 12
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_large_snapshot_travels_in_parts_and_a_failed_one_leaves_nothing_open(tmp_path: Path, workers: int) -> None:
+    import torch
+
+    from dcr_s3 import Receiver, Sender
+    from dcr_s3.errors import StoreUnavailable
+    from dcr_s3.store.memory import MemoryBucket, MemoryStore, MemoryUpload
+
+    state = {"small": torch.ones(3), "large": torch.arange(11_000_000, dtype=torch.int32).to(torch.bfloat16)}
+    bucket = MemoryBucket()
+    with Sender.open(MemoryStore(bucket), base=state, workers=workers) as sender:
+        upload_part = MemoryUpload.upload_part
+
+        def failing(upload: MemoryUpload, number: int, body: bytearray) -> None:
+            if number == 2:
+                raise StoreUnavailable("503 SlowDown")
+            upload_part(upload, number, body)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MemoryUpload, "upload_part", failing)
+            with pytest.raises(StoreUnavailable):
+                sender.snapshot()
+        assert bucket.uploads == {}
+        made = sender.snapshot()
+    assert [f.size_bytes > 16 << 20 for f in made.files] == [True]
+    Receiver(MemoryStore(bucket), tmp_path / "new", workers=workers).pull()
+    from safetensors.torch import load_file
+
+    assert torch.equal(load_file(tmp_path / "new" / "model.safetensors")["large"], state["large"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcr_s3.protocol.plan import STEP_BYTES, Edge, cheapest, total_bytes
@@ -42,6 +42,7 @@ def cost(path: list[Edge]) -> int:
     return sum(edge.cost for edge in path)
 
 
+@settings(deadline=None)
 @given(bucket(), st.one_of(st.none(), st.integers(0, MOST)), st.integers(0, MOST))
 def test_the_plan_is_the_cheapest_of_all_ways(edges: list[Edge], start: int | None, wanted: int) -> None:
     path = cheapest(edges, start, wanted)
@@ -56,6 +57,7 @@ def test_the_plan_is_the_cheapest_of_all_ways(edges: list[Edge], start: int | No
     assert all(edge.kind != "snapshot" for edge in path[1:])
 
 
+@settings(deadline=None)
 @given(bucket(), st.randoms(use_true_random=False))
 def test_the_plan_does_not_depend_on_the_order_of_the_listing(edges: list[Edge], random: object) -> None:
     newest = max((e.last for e in edges), default=0)
@@ -63,6 +65,7 @@ def test_the_plan_does_not_depend_on_the_order_of_the_listing(edges: list[Edge],
     assert cheapest(edges, 0, newest) == cheapest(shuffled, 0, newest)
 
 
+@settings(deadline=None)
 @given(bucket(), st.sets(st.integers(0, MOST), max_size=3), st.integers(0, MOST), st.integers(1, 3), st.data())
 def test_after_retention_everyone_who_may_exist_still_gets_there(
     edges: list[Edge], held: set[int], released: int, keep_versions: int, data: st.DataObject
@@ -90,6 +93,7 @@ def test_after_retention_everyone_who_may_exist_still_gets_there(
             assert set(before) <= kept or cost(cheapest(kept & set(old), start, reach) or []) == cost(before)
 
 
+@settings(deadline=None)
 @given(bucket(), st.integers(1, 3))
 def test_without_a_snapshot_every_delta_stays(edges: list[Edge], keep_versions: int) -> None:
     deltas = [e for e in edges if e.kind != "snapshot"]
