@@ -40,3 +40,16 @@ ensure_environment() {
         echo "$stamp" > .venv/dcr-stamp
     fi
 }
+
+# A browser for the dashboard's tests, which are skipped without one. Only for CI: nobody else's system is changed.
+ensure_browser() {
+    local name
+    for name in chromium chromium-headless-shell google-chrome; do
+        if command -v "$name" > /dev/null; then return; fi
+    done
+    if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+        say "installing chromium-headless-shell"
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell; } > /dev/null 2>&1 \
+            || say "no browser could be installed: the tests that need one are skipped"
+    fi
+}
