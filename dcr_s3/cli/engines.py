@@ -14,6 +14,7 @@ from dcr_s3.cli.output import Output
 from dcr_s3.errors import BadInput
 
 if TYPE_CHECKING:
+    from dcr_s3.reports import PullReport
     from dcr_s3.resident import ResidentReceiver, ResidentReport
 
 Vllm = Annotated[str, typer.Option("--vllm", metavar="URL", help="Address of the vLLM server.")]
@@ -107,6 +108,36 @@ def follow_vllm(
             "pause_s": [r.pause_s for r in reports],
         }
         out.result(data, f"followed: {len(reports)} versions; the engine serves version {receiver.version}")
+
+
+def follow_sglang(
+    run: str,
+    url: str,
+    directory: Path,
+    base: Path | None,
+    out: Output,
+    stop: threading.Event,
+    until_version: int | None,
+    poll_interval_s: float,
+) -> None:
+    """Keeps a directory up to date and has an SGLang server load it after every version."""
+    from dcr_s3 import Receiver
+    from dcr_s3.sglang import SglangServer, serve_patiently
+
+    server = SglangServer(url, directory)
+    served: list[int] = []
+
+    def serve(report: PullReport) -> None:
+        if serve_patiently(server, report.version, stop, interval_s=poll_interval_s):
+            served.append(report.version)
+            out.note(f"{url} serves version {report.version}")
+
+    receiver = Receiver(run, directory, base=base, progress=out.progress)
+    serve(receiver.pull(to_version=until_version))
+    receiver.follow(serve, stop, until_version=until_version, poll_interval_s=poll_interval_s)
+    if not stop.is_set():
+        data = {"version": served[-1], "versions": len(served)}
+        out.result(data, f"followed: {len(served)} versions; the server serves version {served[-1]}")
 
 
 def one_target(directory: Path | None, vllm: str | None, sglang: str | None) -> None:
