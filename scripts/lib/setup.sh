@@ -48,8 +48,8 @@ ensure_browser() {
         if command -v "$name" > /dev/null; then return; fi
     done
     if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-        say "installing chromium-headless-shell"
+        say setup "installing chromium-headless-shell"
         { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell; } > /dev/null 2>&1 \
-            || say "no browser could be installed: the tests that need one are skipped"
+            || say setup "no browser could be installed: the tests that need one are skipped"
     fi
 }
