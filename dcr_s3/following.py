@@ -72,7 +72,7 @@ class Follower:
         """One look; the seconds to wait before the next one."""
         replay, polling = self._replay, self._polling
         if polling.at_segment:
-            return polling.after_segment(found=await asyncio.to_thread(replay.stage_ahead, polling.seq))
+            return polling.after_segment(found=await asyncio.to_thread(replay.stage_ahead))
         found = not self._caught_up and await self._catch_up()
         self._caught_up = True
         found = found or await (self._look_released() if self._released_only else self._look())

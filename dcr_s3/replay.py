@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 RANGE_BYTES = 8 << 20
 FETCH_AHEAD = 4
+OWNERS_PER_LOOK = 8
 AHEAD_SEGMENT_BYTES = 64 << 20
 
 FAR_BEHIND = 4
@@ -104,6 +105,9 @@ class Replay:
         self._progress = progress
         self._on_changes = on_changes
         self._ahead: dict[str, Staged] | None = None
+        self._owners = 1
+        self._turn = 0
+        self._next_seqs: dict[int, int] = {}
 
     def catch_up(self, *, to_version: int | None = None) -> Iterator[Applied]:
         """Applies version after version until none is left (or ``to_version`` is reached).
@@ -231,16 +235,24 @@ class Replay:
         seconds = {"fetch_decode": middle - begun, "apply": world().monotonic() - middle}
         return Applied("snapshot", target.version, self.run.total_elements, snapshot.size_bytes, seconds)
 
-    def stage_ahead(self, seq: int) -> bool:
-        """Fetches and decodes one segment of the version that is being written, if it is there.
+    def stage_ahead(self) -> bool:
+        """Fetches and decodes one segment of the version that is being written; False if there is no further one yet.
 
-        Its place is predicted from the last manifest. Nothing is decided by it: a segment that the committed manifest
-        does not name with the same digest is dropped.
+        Its place is predicted: from the last manifest, and by taking every owner's segments in turn. Nothing is decided
+        by it: a segment that the committed manifest does not name with the same digest is dropped.
         """
-        position = self.mirror.position
-        if position.next_attempt is None:
+        attempt = self.mirror.position.next_attempt
+        if attempt is None:
             return False
-        place = _Place(position.version + 1, position.next_attempt, 0, seq)
+        for _ in range(min(self._owners, OWNERS_PER_LOOK)):
+            owner, self._turn = self._turn % self._owners, self._turn + 1
+            place = _Place(self.mirror.position.version + 1, attempt, owner, self._next_seqs.get(owner, 0))
+            if self._stage_place(place):
+                self._next_seqs[owner] = place.seq + 1
+                return True
+        return False
+
+    def _stage_place(self, place: _Place) -> bool:
         key = segment_key(*place)
         ahead = self._fetched_ahead()
         if key in ahead:
@@ -260,6 +272,7 @@ class Replay:
         """Forgets segments fetched ahead."""
         _discard(list(self._fetched_ahead().values()))
         self._ahead = {}
+        self._next_seqs = {}
 
     def _fetched_ahead(self) -> dict[str, Staged]:
         """By key, what was staged but not applied, perhaps by an earlier process."""
@@ -272,6 +285,8 @@ class Replay:
 
     def _stage_all(self, document: Manifest | Fold, name: str, version: int) -> list[Staged]:
         staged: list[Staged] = []
+        if document.segments:
+            self._owners = 1 + max(entry.owner for entry in document.segments)
         entries = [e for e in document.segments if not self._take_ahead(document.key(e), e, staged)]
         self.drop_ahead()  # now, before redo files of the same names are written
         total_bytes = sum(e.size_bytes for e in document.segments)
