@@ -50,3 +50,11 @@ def test_a_server_with_requests_running_follows_without_a_wrong_answer(engine_sc
     assert result["bound"]["routes"][0]["planned"] == len(result["bound"]["ranks"][0])
     assert result["tokens_agree"]
     assert result["checksums_agree"]
+
+
+def test_plain_transformers_models_follow(engine_script: Run) -> None:
+    results = engine_script("transformers_module.py")
+    assert len(results) == 3
+    for result in results:
+        assert result["routes"]["dense"] == result["routes"]["skipped"] == 0
+        assert result["same"] == [[True, True, True]] * 2
