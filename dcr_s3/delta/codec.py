@@ -157,3 +157,5 @@ def _check(dtype: Dtype, pieces: Pieces) -> None:
     for piece in pieces:
         if piece.dtype != expected or piece.ndim != 1:
             raise BadInput(f"a piece of {dtype.name} is {piece.dtype} of shape {piece.shape}; pass {expected}, flat")
+        if not piece.flags.c_contiguous:
+            raise BadInput(f"a piece of {dtype.name} has gaps between its cells; pass contiguous pieces")
