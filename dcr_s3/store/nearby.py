@@ -69,8 +69,8 @@ class NearbyStore(WrappedStore):
         return read(self.inner)
 
     def _overdue(self, key: str) -> bool:
-        """Whether an object that no nearby copy has was at home ``patience_s`` ago. Looks there a few times per
-        ``patience_s`` only, so that waiting costs next to nothing."""
+        """Whether an object that no nearby copy has was at home ``patience_s`` ago, by its age there or since it was
+        first seen. Looks there a few times per ``patience_s`` only, so that waiting costs next to nothing."""
         now = world().monotonic()
         with self._lock:
             if key in self._seen:
@@ -82,9 +82,9 @@ class NearbyStore(WrappedStore):
                 self._seen.clear()
             self._look_at[key] = now + self._patience_s / 4
         try:
-            self.inner.head(key)
+            age_s = max(world().time() - self.inner.head(key).modified_at, 0.0)
         except NotFound:
             return False
         with self._lock:
-            self._seen[key] = now
-        return self._patience_s <= 0
+            self._seen[key] = now - age_s
+        return age_s >= self._patience_s

@@ -22,6 +22,9 @@ class Clock(World):
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return self.now
+
 
 KEY = manifest_key(1)
 
@@ -41,10 +44,10 @@ def test_the_near_copy_serves_and_home_is_left_alone() -> None:
 
 def test_a_relay_gets_its_time_before_home_is_read() -> None:
     near, home = MemoryStore(), MeteredStore(MemoryStore())
-    home.put(KEY, b"body")
     store = NearbyStore(home, [near], patience_s=30.0)
     clock = Clock()
     with living_in(clock):
+        home.put(KEY, b"body")
         for _ in range(20):
             with pytest.raises(NotFound):
                 store.get(KEY, limit_bytes=10)
@@ -93,3 +96,13 @@ def test_writes_and_listings_are_homes() -> None:
     store.put("acks/me.json", b"x")
     assert [o.key for o in store.list("")] == ["acks/me.json"]
     assert list(near.list("")) == []
+
+
+def test_what_is_old_at_home_is_read_there_at_once() -> None:
+    """As it must be by a process that starts anew for each pull."""
+    clock = Clock()
+    home = MemoryStore()
+    with living_in(clock):
+        home.put(KEY, b"body")
+        clock.now += 31.0
+        assert NearbyStore(home, [MemoryStore()], patience_s=30.0).get(KEY, limit_bytes=10) is not None
