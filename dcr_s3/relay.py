@@ -150,6 +150,7 @@ class _Work:
         self._name = name
         self._progress = progress
         self._ahead: dict[str, str] = {}
+        self._next_seqs = {0: 0}
         self._versions = 0
         self._acked = (-1, 0.0)
         run, start, body = _read_run(source)
@@ -210,6 +211,7 @@ class _Work:
             _put_once(target.store, manifest_key(version), found.body, ChainBroken)
             target.position = position
         self._ahead.clear()
+        self._next_seqs = dict.fromkeys({0, *(entry.owner for entry in manifest.segments)}, 0)
         self._versions += 1
         return True
 
@@ -225,24 +227,28 @@ class _Work:
         return entry.size_bytes
 
     def _copy_ahead(self) -> bool:
-        """Copies the next segment of the version being written, if it is there, by the place its sender announced."""
+        """Copies each owner's next segment of the version being written, if it is there, by the announced place."""
         position = self._targets[0].position
         if position.next_attempt is None or any(t.position != position for t in self._targets):
             return False
-        key = segment_key(position.version + 1, position.next_attempt, 0, len(self._ahead))
-        try:
-            found = self._source.get(key, limit_bytes=AHEAD_SEGMENT_BYTES)
-            assert found is not None
-            _check_segment(key, found.body)
-        except NotFound:
-            return False
-        except CorruptObject as error:
-            log.warning("%s is not copied before its commit: %s", key, error)
-            return False
-        for target in self._targets:
-            target.store.put(key, bytearray(found.body))
-        self._ahead[key] = sha256_hex(found.body)
-        return True
+        copied = False
+        for owner, seq in self._next_seqs.items():
+            key = segment_key(position.version + 1, position.next_attempt, owner, seq)
+            try:
+                found = self._source.get(key, limit_bytes=AHEAD_SEGMENT_BYTES)
+                assert found is not None
+                _check_segment(key, found.body)
+            except NotFound:
+                continue
+            except CorruptObject as error:
+                log.warning("%s is not copied before its commit: %s", key, error)
+                continue
+            for target in self._targets:
+                target.store.put(key, bytearray(found.body))
+            self._ahead[key] = sha256_hex(found.body)
+            self._next_seqs[owner] = seq + 1
+            copied = True
+        return copied
 
     def _send_ack(self) -> None:
         """For a version not acknowledged yet, and when a third of the lease has passed."""
