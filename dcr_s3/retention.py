@@ -92,8 +92,8 @@ def gc(
     Never deleted: the run, manifests, acknowledgements, the release; anything younger than ``min_age_s`` by the store's
     clock, which should be longer than any upload or pull takes; the last ``keep_versions`` deltas; the cheapest way to
     the newest and to the released version for every living receiver and for a new one, and all that comes after the
-    snapshot which a new one begins with; anything at all while there is no snapshot. ``uncommitted_only`` looks at leftovers of attempts alone. Raises ``CorruptObject`` and deletes nothing
-    if a manifest cannot be read.
+    snapshot which a new one begins with; anything at all while there is no snapshot. ``uncommitted_only`` looks at
+    leftovers of attempts alone. Raises ``CorruptObject`` and deletes nothing if a manifest cannot be read.
     """
     if min_age_s < 0 or keep_versions < 1:
         raise BadInput("a minimum age is not negative, and at least one version is kept")

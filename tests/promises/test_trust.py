@@ -50,6 +50,7 @@ SIGNERS: dict[str, Signer] = {
     "secret": SharedSecret(b"s" * 32),
     "ed25519": Ed25519Signer(bytes(range(32))),
 }
+FOLD = fold_key(0, 5)
 STRANGER = Ed25519Signer(bytes(32))
 
 
@@ -70,8 +71,7 @@ def everything(trial: Trial, signer: Signer) -> Verifier:
     store = open_store(trial.store, signer=signer)
     run, start = load_run(store)
     mirror = open_mirror(store, run, start, trial.root / "folder", base=trial.root / "base", executor=HERE)
-    # The base is also version 1, the fence.
-    assert Folder(store, run, start, mirror, coders=HERE, movers=HERE).fold().first.version == 1
+    assert Folder(store, run, start, mirror, coders=HERE, movers=HERE).fold().first.version == 0
     mirror.close()
     return verifier
 
@@ -79,7 +79,7 @@ def everything(trial: Trial, signer: Signer) -> Verifier:
 def test_a_signed_run_is_signed_throughout_and_everyone_with_the_key_converges(trial: Trial, signer: Signer) -> None:
     verifier = everything(trial, signer)
     covered = [k for k in trial.listed() if is_signed(k)]
-    assert {RUN_KEY, RELEASE_KEY, manifest_key(1), fold_key(1, 5), snapshot_marker_key(5)} <= set(covered)
+    assert {RUN_KEY, RELEASE_KEY, manifest_key(1), FOLD, snapshot_marker_key(5)} <= set(covered)
     for key in covered:
         verifier.check(trial.bucket.objects[key].body, where=key)
         json.loads(trial.bucket.objects[key].body)
@@ -130,12 +130,12 @@ def test_a_signed_document_in_another_place_is_refused(trial: Trial, signer: Sig
         trial.receiver("one", verifier=verifier).pull()
     trial.store.delete([manifest_key(6)])
     trial.store.put(snapshot_marker_key(4), trial.bucket.objects[snapshot_marker_key(5)].body)
-    trial.store.put(fold_key(0, 5), trial.bucket.objects[fold_key(1, 5)].body)
+    trial.store.put(fold_key(1, 5), trial.bucket.objects[FOLD].body)
     trial.receiver("new", base=None, verifier=verifier).pull()
     trial.assert_holds(5, "new")
 
 
-@pytest.mark.parametrize("key", [RUN_KEY, manifest_key(3), snapshot_marker_key(5), fold_key(1, 5), RELEASE_KEY])
+@pytest.mark.parametrize("key", [RUN_KEY, manifest_key(3), snapshot_marker_key(5), FOLD, RELEASE_KEY])
 def test_an_altered_document_is_refused(trial: Trial, key: str) -> None:
     signer = SIGNERS["ed25519"]
     verifier = everything(trial, signer)
