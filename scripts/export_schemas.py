@@ -11,12 +11,13 @@ from dcr_s3.format.ack import Ack
 from dcr_s3.format.document import Document
 from dcr_s3.format.fold import Fold
 from dcr_s3.format.manifest import Manifest
+from dcr_s3.format.owner import OwnerList
 from dcr_s3.format.release import Release
 from dcr_s3.format.run import Run
 from dcr_s3.format.snapshot import Snapshot
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
-DOCUMENTS: tuple[type[Document], ...] = (Run, Manifest, Ack, Release, Snapshot, Fold)
+DOCUMENTS: tuple[type[Document], ...] = (Run, Manifest, Ack, Release, Snapshot, Fold, OwnerList)
 
 
 def render(document: type[Document]) -> str:
