@@ -65,10 +65,12 @@ def open_mirror(
                 claimed = _fill_from_base(run, base, directory, progress)
             else:
                 claimed = _fill_from_snapshot(store, start, directory, to_version, executor, progress)
-            world().unlink(filling)
         cells = [copies[0] for copies in match_checkpoint(Checkpoint.open(directory), run.tensors)]
         digests = measure_run(run, cells, executor, progress)
         position = locate(store, run, start, digests, what=str(directory), claimed=claimed)
+        # Only now: a directory filled from a wrong base is filled again by the next try.
+        if filling.exists():
+            world().unlink(filling)
         return DirectoryMirror.adopt(directory, run, position, digests, lock)
     except BaseException:
         lock.release()

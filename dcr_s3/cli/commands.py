@@ -154,9 +154,12 @@ def pull(
             run, directory, base=base, nearby=nearby or [], to_version=version, skip_busy=cron, progress=out.progress
         )
         if report is None:
+            out.result({"busy": True})
             return
         metrics.observe(report)
-        if not (cron and report.up_to_date):
+        if cron and report.up_to_date:
+            out.result(report.model_dump(mode="json"))
+        else:
             nothing = f"nothing new: {directory} holds version {report.version}"
             out.result(report.model_dump(mode="json"), nothing if report.up_to_date else f"pulled {describe(report)}")
 

@@ -227,3 +227,19 @@ def test_an_unexpected_failure_shows_a_traceback_only_when_asked(
     done = cli("status", f"memory://{tmp_path.name}/run", "--json", code=1)
     require_failure(done, "RuntimeError", "broken on purpose")
     assert "Traceback" in cli("status", f"memory://{tmp_path.name}/run", "-v", code=1).err
+
+
+def test_a_pull_from_a_wrong_base_may_be_repeated_with_the_right_one(
+    cli: Cli, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    url = f"memory://{tmp_path.name}/run"
+    base = make_checkpoint(0)
+    cli("init", url, "--base", base)
+    wrong = shutil.copytree(base, tmp_path / "wrong")
+    shard = wrong / "model-00002-of-00003.safetensors"
+    body = bytearray(shard.read_bytes())
+    body[len(body) // 2] ^= 1
+    shard.write_bytes(body)
+    cli("pull", url, tmp_path / "new", "--base", wrong, code=12)
+    cli("pull", url, tmp_path / "new", "--base", base)
+    assert differing_tensors(base, tmp_path / "new") == []

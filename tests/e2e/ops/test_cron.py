@@ -69,6 +69,21 @@ def test_cron_says_something_only_if_something_happened(
     assert "version 2" in capsys.readouterr().out
 
 
+def test_machines_get_their_object_also_where_people_hear_nothing(
+    url: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["pull", url, str(home / "mirror"), "--cron", "--json"]
+    publish(url, home, 1)
+    for up_to_date in (False, True):
+        assert run(command) == 0
+        assert json.loads(capsys.readouterr().out)["up_to_date"] is up_to_date
+    lock = acquire(home / "mirror")
+    publish(url, home, 2)
+    assert run(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"busy": True}
+    lock.release()
+
+
 def test_overlapping_runs_do_no_harm(url: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish(url, home, 1)
     lock = acquire(home / "mirror")
