@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import crc32c
@@ -69,6 +70,13 @@ class S3Store:
     def client(self) -> S3Client:
         """The boto3 client, for its event hooks."""
         return self._client
+
+    def below(self, prefix: str) -> S3Store:
+        """A prefix of this one, over the same client, which only this store closes."""
+        other = copy(self)
+        other._prefix = f"{self._prefix}{prefix}/"
+        other._address = replace(self._address, prefix=other._prefix.rstrip("/"))
+        return other
 
     def open_poller(self) -> Poller:
         """See :func:`dcr_s3.store.open_poller`."""
