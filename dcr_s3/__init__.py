@@ -1,9 +1,13 @@
 """Delta-compressed refit over S3: publish policy versions as the bits that changed, pull them bit-exact."""
 
+from typing import TYPE_CHECKING, Any
+
 from dcr_s3.errors import DcrError
 from dcr_s3.receiver import Receiver, verify_directory
 from dcr_s3.reports import PublishReport, PullReport, VerifyReport
-from dcr_s3.sender import Sender, init_run
+
+if TYPE_CHECKING:
+    from dcr_s3.sender import Sender, init_run
 
 __version__ = "0.1.0"
 
@@ -18,3 +22,12 @@ __all__ = [
     "init_run",
     "verify_directory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The sender's names, when asked for: it needs torch, whose import a mirror should not have to wait for."""
+    if name not in ("Sender", "init_run"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dcr_s3 import sender
+
+    return getattr(sender, name)
