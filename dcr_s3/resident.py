@@ -210,7 +210,8 @@ class ResidentReceiver:
         asynchronous = self._mode == "asynchronous"
         if asynchronous:
             self._check_staged(self._stage(target, write=False), target)
-        self._gate.close()
+        gate = self._gate if manifest.segments else NoGate()  # a fence changes nothing
+        gate.close()
         paused = world().monotonic()
         try:
             if not asynchronous:
@@ -219,12 +220,12 @@ class ResidentReceiver:
             self._ranks.call("apply", target.version, self._verify != "off")
             if self._verify == "full":
                 self._prove_resident(target)
-            self._gate.reset_caches()
+            gate.reset_caches()
             self._ranks.serving(target.version)
         except BaseException as error:
-            self._put_back(error)
+            self._put_back(error, gate)
             raise
-        self._gate.open()
+        gate.open()
         pause_s = world().monotonic() - paused
         self._position = target
         return ResidentReport(
@@ -264,15 +265,15 @@ class ResidentReceiver:
                 f"{target.state}"
             )
 
-    def _put_back(self, reason: BaseException) -> None:
+    def _put_back(self, reason: BaseException, gate: Gate) -> None:
         try:
             self._ranks.call("undo")
             assert self._position is not None
             if not isinstance(reason, ApplyExpired):
                 self._prove_resident(self._position)
-            self._gate.reset_caches()
+            gate.reset_caches()
             self._ranks.serving(self._position.version)
-            self._gate.open()
+            gate.open()
         except BaseException as error:
             self._unfit = f"an update failed ({reason}), and so did putting the engine back ({error})"
             log.critical("%s", self._unfit)

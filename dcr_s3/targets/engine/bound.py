@@ -17,11 +17,12 @@ from dcr_s3.format.run import TensorSpec
 from dcr_s3.targets.checkpoint import describe
 from dcr_s3.targets.engine.changes import Changed
 from dcr_s3.targets.engine.intercept import Caught, catch, find, shadowed
+from dcr_s3.targets.engine.scatter import Scatter, make_scatters
 from dcr_s3.targets.placement import Block, Indices, Route
 from dcr_s3.targets.placement_bind import bind_loader, move_to_dense
 from dcr_s3.targets.placement_trace import LoadWeights
 from dcr_s3.targets.residence import block_cells, tensor_digest
-from dcr_s3.targets.storages import Storages, canonical_tensor, device_cells, host
+from dcr_s3.targets.storages import Storages, canonical_tensor, host
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +51,6 @@ class Engine:
     companions: Callable[[str], Iterable[str]] = lambda name: (name,)
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """New and old cells for some elements (int64 ``places``) of one storage, on the engine's device."""
-
-    storage: int
-    places: torch.Tensor
-    new: torch.Tensor
-    old: torch.Tensor
-
-
 @dataclass
 class Update:
     """All that one version changes in the engine, ready to be written."""
@@ -75,7 +66,7 @@ class Update:
 
     @property
     def changed_elements(self) -> int:
-        return sum(s.places.numel() for s in self.scatters)
+        return sum(s.size for s in self.scatters)
 
 
 class BoundEngine:
@@ -123,7 +114,7 @@ class BoundEngine:
                     places = block.places(coordinates)
                     values = find(caught, block, self.specs[number].name).at(places)
                     parts.setdefault(block.storage, []).append((places, values))
-        update.scatters = [self._scatter(storage, found) for storage, found in parts.items()]
+        update.scatters = list(make_scatters(self.storages.items, parts))
         for group in self.placement.groups():
             if any(n in changes for n in group):
                 update.groups.append(group)
@@ -136,7 +127,7 @@ class BoundEngine:
         """Writes an update; ``check`` is called between steps and may raise. What was written can be undone."""
         for scatter in update.scatters:
             check()
-            self.storages.items[scatter.storage].cells.scatter_(0, scatter.places, scatter.new)
+            scatter.write()
         for group in update.groups:
             check()
             storages = self.placement.group_storages(group)
@@ -148,14 +139,12 @@ class BoundEngine:
         for number, cells in update.saved.items():
             self.storages.items[number].cells.copy_(cells)
         for scatter in update.scatters:
-            self.storages.items[scatter.storage].cells.scatter_(0, scatter.places, scatter.old)
+            scatter.undo()
 
     def check_written(self, update: Update) -> None:
         """Reads the written elements back. Raises ``StateMismatch`` naming a tensor that does not hold them."""
         for scatter in update.scatters:
-            storage = self.storages.items[scatter.storage]
-            if not torch.equal(storage.cells.gather(0, scatter.places), scatter.new):
-                raise StateMismatch(f"engine tensor {storage.names[0]}: does not hold what was written to it")
+            scatter.check()
 
     def digests(self) -> Iterator[tuple[int, StateDigest]]:
         """Digest of what the engine holds of every planned tensor, read through the placement."""
@@ -247,21 +236,14 @@ class BoundEngine:
             return
         places = block.places(coordinates)
         if canonical is not None:
-            held = host(self.storages.items[block.storage].cells[self._on_device(places, block.storage)])
+            cells = self.storages.items[block.storage].cells
+            held = host(cells[torch.from_numpy(places).to(cells.device)])
             if not np.array_equal(held, canonical(block.region.tensor)[changed.positions[chosen]]):
                 raise StateMismatch(
                     f"tensor {self.specs[block.region.tensor].name}: the engine does not hold the bits of the version "
                     "it is at; something else wrote to it. Load it anew"
                 )
         parts.setdefault(block.storage, []).append((places, changed.values[chosen]))
-
-    def _scatter(self, storage: int, found: list[tuple[Indices, Cells]]) -> Scatter:
-        cells = self.storages.items[storage].cells
-        places = self._on_device(np.concatenate([p for p, _ in found]), storage)
-        return Scatter(storage, places, device_cells(np.concatenate([v for _, v in found]), cells), cells[places])
-
-    def _on_device(self, places: Indices, storage: int) -> torch.Tensor:
-        return torch.from_numpy(places).to(self.storages.items[storage].cells.device)
 
     def _names(self, numbers: Sequence[int]) -> str:
         return describe([self.specs[n].name for n in numbers])

@@ -98,6 +98,9 @@ class EngineTarget:
         self, update: Update, target: Position, mirror: Mirror, changes: dict[int, Changed] | None = None
     ) -> None:
         applier = self._opened()
+        if not update.scatters and not update.groups:
+            self.position = target
+            return
 
         def prove() -> None:
             if self.verify != "off":

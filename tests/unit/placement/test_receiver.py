@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -102,13 +103,14 @@ def test_full_proof_catches_what_the_scatter_missed(
     before = toys.bits(toy)
     whole = target.bound.stage
 
-    def missing_one(*arguments: object) -> object:
+    def missing_some(*arguments: object) -> object:
         update = whole(*arguments)
-        update.scatters.pop()
+        (scatter,) = update.scatters
+        scatter.positions, scatter.new, scatter.old = scatter.positions[5:], scatter.new[5:], scatter.old[5:]
         return update
 
     sender.publish(toys.changed(state, 1))
-    monkeypatch.setattr(target.bound, "stage", missing_one)
+    monkeypatch.setattr(target.bound, "stage", missing_some)
     with pytest.raises(StateMismatch, match="the engine does not hold the version's bits"):
         receiver.pull()
     assert toys.bits(toy) == before
@@ -126,10 +128,10 @@ def test_a_replica_whose_wrong_writes_cannot_be_undone_is_closed(
 
     def one_off(*arguments: object) -> object:
         update = whole(*arguments)
-        update.scatters[0].places.add_(1).remainder_(80)
+        update.scatters[0].positions = np.arange(update.scatters[0].size, dtype=np.uint32)
         return update
 
-    sender.publish(toys.changed(state, 1, share=1.0))
+    sender.publish(toys.changed(state, 1, share=0.3))
     monkeypatch.setattr(target.bound, "stage", one_off)
     for _ in range(2):
         with pytest.raises(ReplicaUnfit):
