@@ -33,6 +33,10 @@ def test_flat_parameters_on_two_ranks(moto_url: str, tmp_path: Path) -> None:
     launch(2, "versions:fsdp1,fsdp1_flat", moto_url, tmp_path)
 
 
+def test_no_collective_moves_weights_and_a_torn_replica_is_named(moto_url: str, tmp_path: Path) -> None:
+    launch(2, "quiet:fsdp,ddp;torn:ddp", moto_url, tmp_path)
+
+
 def test_residual_conversions(moto_url: str, tmp_path: Path) -> None:
     launch(2, "residuals", moto_url, tmp_path)
 

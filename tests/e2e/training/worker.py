@@ -1,4 +1,4 @@
-"""Run by every rank: ``worker.py SCENARIO URL DIRECTORY``. A scenario that returns has passed."""
+"""Run by every rank: ``worker.py SCENARIO[:ARGUMENT,...][;SCENARIO...] URL DIRECTORY``. What returns has passed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import os
 import signal
 import sys
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny import adapter_layout, adapter_rules, adapter_state, build, data_rank, full_state, load_full, train
 
 from dcr_s3 import Receiver
-from dcr_s3.errors import OwnerFailed
+from dcr_s3.errors import OwnerFailed, StateMismatch
 from dcr_s3.mapping.gpt import Gpt, gpt_shards
 from dcr_s3.mapping.megatron import ALONE, Axis
 from dcr_s3.sender import Sender
@@ -195,6 +198,53 @@ def megatron(kind: str, url: str, directory: Path) -> None:
             check(where, mirror, gpt.reference(model, kind), report.version)
 
 
+def moved_elements(trace: profile) -> int:
+    """Elements that went into collectives, over all threads of this process."""
+    collectives = [e for e in trace.events() if e.name.startswith("gloo:")]
+    return sum(prod(shape) for e in collectives for shape in e.input_shapes if shape)
+
+
+def profiled() -> profile:
+    config = _ExperimentalConfig(profile_all_threads=True)
+    return profile(activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=config)
+
+
+def quiet(how: str, url: str, directory: Path) -> None:
+    """No collective moves weights while a version is published; every rank has its share of the work."""
+    model = build(how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with Publisher.open(f"{url}/quiet-{how}", model, layout=BF16) as publisher:
+        with profiled() as training:
+            train(model, optimizer, 1, data_rank(how))
+        with profiled() as publishing:
+            report = publisher.step(model).result()
+        assert report.changed_elements > 0
+        assert moved_elements(training) > report.total_elements // 3
+        assert 0 < moved_elements(publishing) < 6_000 < report.total_elements // 5
+        shares = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(shares, torch.tensor([publisher.owned_bytes]))
+        assert sum(int(s) for s in shares) == report.dense_bytes
+        assert max(int(s) for s in shares) < 1.15 * report.dense_bytes / len(shares)
+
+
+def torn(how: str, url: str, directory: Path) -> None:
+    """One rank's replica differs in one bit: nothing is published, the tensor and the rank are named on all ranks."""
+    model = build(how)
+    with Publisher.open(f"{url}/torn", model, layout=BF16, replicas="full") as publisher:
+        before = publisher.position
+        bias = next(p for n, p in model.named_parameters() if n.endswith("layers.1.mlp.down_proj.bias"))
+        if rank() == 1:
+            with torch.no_grad():
+                bias[3] += 1
+        with pytest.raises(StateMismatch, match=r"tensor layers\.1\.mlp\.down_proj\.bias: replicas on rank [01] hold"):
+            publisher.step(model).result()
+        assert publisher.position == before
+        if rank() == 1:
+            with torch.no_grad():
+                bias[3] -= 1
+        assert publisher.step(model).result().version == before.version + 1
+
+
 def death(_: str, url: str, directory: Path) -> None:
     """Rank 2 is killed after its first segment is up; the others say who it was, and keep the old version."""
     model = build("ddp")
@@ -236,9 +286,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=os.environ.get("DCR_TEST_RENDEZVOUS", "env://"), **place())
     try:
-        name, _, argument = scenario.partition(":")
-        for one in argument.split(","):
-            globals()[name](one, url, Path(directory))
+        for part in scenario.split(";"):
+            name, _, arguments = part.partition(":")
+            for argument in arguments.split(","):
+                globals()[name](argument, url, Path(directory))
     finally:
         dist.destroy_process_group()
 
