@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -234,7 +235,7 @@ def _run_contract(store: Store, scratch: str, progress: Progress) -> list[Check]
                 except pytest.skip.Exception:
                     pass
                 except (AssertionError, DcrError, StoreOutcome, pytest.fail.Exception) as error:
-                    problem = (str(error) or type(error).__name__).splitlines()[0][:300]
+                    problem = (str(error) or _failed_line(error)).splitlines()[0][:300]
                     break
         checks.append(_judge(name, problem))
         progress("doctor", number + 1, len(names))
@@ -251,6 +252,11 @@ def _child(store: Store, scratch: str, name: str) -> Iterator[Store]:
     else:
         with contextlib.closing(open_store(_below(scratch, name))) as opened:
             yield opened
+
+
+def _failed_line(error: BaseException) -> str:
+    """The assertion that did not hold."""
+    return traceback.extract_tb(error.__traceback__)[-1].line or type(error).__name__
 
 
 def _cases(test: Any) -> Iterator[dict[str, Any]]:

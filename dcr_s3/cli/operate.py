@@ -68,7 +68,7 @@ def doctor(run: RunUrl, as_json: AsJson = False, quiet: Quiet = False, verbose: 
 
     with Output(as_json=as_json, quiet=quiet, verbose=verbose) as out:
         found = examine(run, progress=out.progress)
-        wrong = table("what is not as it should be", "<check", "<so it", "<what it means", "<what was seen")
+        wrong = table("what is not as it should be", "<check", "<severity", "<what it means", "<what was seen")
         for check in found.checks:
             if not check.ok:
                 wrong.add_row(check.name, check.severity, check.meaning, check.detail)
