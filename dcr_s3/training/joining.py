@@ -19,6 +19,7 @@ from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.keys import MANIFEST_PREFIX, RUN_KEY, manifest_version
 from dcr_s3.format.region import Region
 from dcr_s3.format.run import Run, TensorSpec
+from dcr_s3.format.signature import Signer, Verifier
 from dcr_s3.mapping.group import Group
 from dcr_s3.mapping.ownership import Piece
 from dcr_s3.mapping.part import Shard
@@ -53,6 +54,8 @@ class Settings:
     fence: bool
     context: bool
     timeout_s: float
+    signer: Signer | None
+    verifier: Verifier | None
     workers: int | None
     progress: Progress | None
 
@@ -61,7 +64,7 @@ def join(
     url: str | Store, shards: Sequence[Shard], group: Group, settings: Settings, stack: ExitStack
 ) -> tuple[Sender, Plan]:
     """Collective. Opens or creates the run; this rank becomes one of its owners. ``stack`` closes things."""
-    store = MeteredStore(open_store(url) if isinstance(url, str) else url)
+    store = MeteredStore(open_store(url, signer=settings.signer, verifier=settings.verifier))
     if isinstance(url, str):
         stack.callback(store.close)
     with make_executor(settings.workers, "open") as executor:

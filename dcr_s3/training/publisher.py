@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 
 from dcr_s3.errors import BadInput, OwnerFailed
+from dcr_s3.format.signature import Signer, Verifier
 from dcr_s3.mapping.group import Group
 from dcr_s3.mapping.model import shards_of
 from dcr_s3.mapping.part import Shard
@@ -89,6 +90,8 @@ class Publisher:
         context: bool = True,
         replicas: Replicas = "sampled",
         timeout_s: float = 600.0,
+        signer: Signer | None = None,
+        verifier: Verifier | None = None,
         workers: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
@@ -99,7 +102,7 @@ class Publisher:
         not those of the newest version, the baseline is rebuilt from the bucket in ``state_dir``, once per machine.
         Each rank keeps only its own share, in RAM or in a file in ``baseline_dir``. ``replicas``: whether ranks that
         hold the same elements compare a sample, all or none of them for every version. ``timeout_s``: how long a rank
-        waits for the others.
+        waits for the others. ``signer``, ``verifier``, ``context``, ``fence``, ``workers``: as for ``Sender.open``.
 
         Raises ``BadInput`` for a layout that leaves anything out, or in twice, ``StateMismatch`` for replicas that
         differ, ``OwnerFailed`` where another rank has the trouble; also what ``Sender.open`` raises.
@@ -108,7 +111,9 @@ class Publisher:
             group = Group(timeout_s)
             stack.callback(group.close)
             rules = Residuals(residuals)
-            settings = Settings(base, state_dir, baseline_dir, fence, context, timeout_s, workers, progress)
+            settings = Settings(
+                base, state_dir, baseline_dir, fence, context, timeout_s, signer, verifier, workers, progress
+            )
 
             def shards() -> list[Shard]:
                 return [*layout(model), *rules.rebuild([True] * len(rules.rules), tensors(model) if residuals else {})]
@@ -123,6 +128,11 @@ class Publisher:
     def position(self) -> Position:
         """The newest version that this rank knows to be committed."""
         return self._sender.position
+
+    @property
+    def sender(self) -> Sender:
+        """This rank's sender: to wait for receivers and to release versions (one rank is enough)."""
+        return self._sender
 
     @property
     def owned_bytes(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dcr_s3 import Receiver
 from dcr_s3.errors import BadInput, CommitConflict, Fenced, RunExists
+from dcr_s3.format.signature import SharedSecret, Verifier
 from dcr_s3.mapping.conversions import merged_lora, stacked_experts
 from dcr_s3.sending.version import VersionWriter
 from dcr_s3.store.memory import MemoryStore
@@ -132,6 +133,17 @@ def test_a_restart_with_newer_weights_needs_a_base_and_says_so(memory_store: Mem
     with open_publisher(memory_store, module, base=base, state_dir=tmp_path / "b") as publisher:
         assert publisher.step(module).result().changed_elements > 0
     check(memory_store, base, served(module))
+
+
+def test_a_signed_run(memory_store: MemoryStore, tmp_path: Path) -> None:
+    module = model()
+    signer = SharedSecret(b"k" * 32)
+    mirror = base_of(tmp_path / "mirror", served(module))
+    with open_publisher(memory_store, module, signer=signer) as publisher:
+        change(module)
+        publisher.step(module).result()
+    Receiver(memory_store, mirror, verifier=Verifier([signer.verifier()])).pull()
+    assert torch.equal(load_file(mirror / "model.safetensors")["b.weight"], module["b"].weight.detach().bfloat16())
 
 
 def test_a_second_trainer_takes_over(memory_store: MemoryStore) -> None:
