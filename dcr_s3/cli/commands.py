@@ -45,6 +45,9 @@ Nearby = Annotated[
 TextFile = Annotated[
     Path | None, typer.Option("--textfile", metavar="FILE", help="Leave Prometheus metrics for node_exporter.")
 ]
+ReleasedOnly = Annotated[
+    bool, typer.Option("--released-only", help="Apply a version only once it is released (see release).")
+]
 Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log to stderr; twice for more.")]
 
 
@@ -126,6 +129,7 @@ def pull(
         int | None, typer.Option("--version", help="Stop at this version instead of the newest.")
     ] = None,
     nearby: Nearby = None,
+    released_only: ReleasedOnly = False,
     cron: Annotated[
         bool, typer.Option("--cron", help="Say nothing unless something was pulled; a pull at work is as good as mine.")
     ] = False,
@@ -151,7 +155,14 @@ def pull(
     ):
         spread(jitter)
         report = pull_once(
-            run, directory, base=base, nearby=nearby or [], to_version=version, skip_busy=cron, progress=out.progress
+            run,
+            directory,
+            base=base,
+            nearby=nearby or [],
+            to_version=version,
+            skip_busy=cron,
+            progress=out.progress,
+            released_only=released_only,
         )
         if report is None:
             out.result({"busy": True})
@@ -174,6 +185,7 @@ def follow(
     poll_interval: Annotated[float, typer.Option("--poll-interval", metavar="SECONDS", min=0.01)] = 2.0,
     until_version: Annotated[int | None, typer.Option("--until-version", help="End when this version is held.")] = None,
     nearby: Nearby = None,
+    released_only: ReleasedOnly = False,
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics there, on loopback.")
     ] = None,
@@ -229,6 +241,7 @@ def follow(
             until_version=until_version,
             poll_interval_s=poll_interval,
             progress=out.progress,
+            released_only=released_only,
         )
         if not stop.is_set():
             data = {

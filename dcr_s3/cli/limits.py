@@ -19,6 +19,10 @@ class TimedOut(RetryError):
     """The command did not end within ``--timeout``; what it finished stays, and the next run goes on from there."""
 
 
+class _Alarm(BaseException):
+    """Goes through code that catches every exception to try again, as S3 clients do."""
+
+
 @contextmanager
 def time_limit(timeout_s: float | None, grace_s: float = GRACE_S) -> Iterator[None]:
     """Raises :class:`TimedOut` in the main thread after ``timeout_s`` and, where the clean-up itself hangs, ends the
@@ -34,12 +38,16 @@ def time_limit(timeout_s: float | None, grace_s: float = GRACE_S) -> Iterator[No
             print(f"TimedOut: still not over {grace_s:g} s after --timeout; ended", file=sys.stderr, flush=True)
             os._exit(TimedOut.exit_code)
         rung = True
-        raise TimedOut(f"not over after {timeout_s:g} s; what was finished stays, and the next run goes on from there")
+        raise _Alarm
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s, grace_s)
     try:
         yield
+    except _Alarm:
+        raise TimedOut(
+            f"not over after {timeout_s:g} s; what was finished stays, and the next run goes on from there"
+        ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

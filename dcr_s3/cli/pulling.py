@@ -33,6 +33,7 @@ def pull_once(
     to_version: int | None,
     skip_busy: bool,
     progress: Progress,
+    released_only: bool = False,
 ) -> PullReport | None:
     """One pull, which costs one request where nothing is new; None if another process is at work on the directory and
     ``skip_busy`` says that this is as good."""
@@ -41,7 +42,8 @@ def pull_once(
         if found is not None:
             return found
         try:
-            report = Receiver(store, directory, base=base, progress=progress).pull(to_version=to_version)
+            receiver = Receiver(store, directory, base=base, released_only=released_only, progress=progress)
+            report = receiver.pull(to_version=to_version)
         except Busy:
             if skip_busy:
                 return None
@@ -75,6 +77,7 @@ def follow_as_service(
     until_version: int | None,
     poll_interval_s: float,
     progress: Progress,
+    released_only: bool = False,
 ) -> None:
     """Follows until ``stop``; SIGHUP ends what is in hand and begins anew, with credentials and profile read again.
 
@@ -96,7 +99,7 @@ def follow_as_service(
             with closing(open_nearest(run, nearby)) as inner:
                 store = WatchedStore(inner, notifier.alive)
                 notifier.ready()
-                Receiver(store, directory, base=base, progress=moved).follow(
+                Receiver(store, directory, base=base, released_only=released_only, progress=moved).follow(
                     pulled, stop, until_version=until_version, poll_interval_s=poll_interval_s
                 )
             again = reload.is_set()

@@ -106,7 +106,11 @@ def test_upkeep_from_the_command_line(
     late = next(name for name, version in held.items() if version < 5)
     assert run(["leave", url, late]) == 0
     assert call("wait", url, "5", "--timeout", "0")[0] == 0
+    careful = str(tmp_path / "careful")
+    assert call("pull", url, careful, "--released-only", "--version", "5")[1]["error"] == "NotAcknowledged"
     assert call("release", url, "5")[1]["version"] == 5
+    assert call("pull", url, careful, "--released-only")[1]["version"] == 5
+    assert call("follow", url, careful, "--released-only", "--until-version", "5")[0] == 0
     assert call("release", url, "9")[0] == 12
 
 
