@@ -1,14 +1,14 @@
 /* Finding the cells that a stream of positions means. Included once per instruction set. */
 
-#if SIMD_LEVEL == 2
-INLINE uint64_t first_quad(__m512i lanes)
-{
-    return (uint64_t)_mm_cvtsi128_si64(_mm512_castsi512_si128(lanes));
-}
-
+#if SIMD_LEVEL == 1
 INLINE uint32_t first_word(__m256i lanes)
 {
     return (uint32_t)_mm_cvtsi128_si32(_mm256_castsi256_si128(lanes));
+}
+#elif SIMD_LEVEL == 2
+INLINE uint64_t first_quad(__m512i lanes)
+{
+    return (uint64_t)_mm_cvtsi128_si64(_mm512_castsi512_si128(lanes));
 }
 #endif
 
@@ -43,6 +43,35 @@ INLINE size_t LEVEL(find_in_group)(const LEVEL(lookup) *table, const scheme *typ
         __m256i at = _mm256_set1_epi32((int)lane);
         *end = before + first_word(_mm256_permutexvar_epi32(at, clocks));
         *start = *end - first_word(_mm256_permutexvar_epi32(at, hazards));
+        return 8 * eighth + lane;
+    }
+#elif SIMD_LEVEL == 1
+    if (cell_bytes <= 2 && count == GROUP_CELLS) {
+        uint8_t low[GROUP_CELLS], high[GROUP_CELLS];
+        uint64_t eighths[8], before[9] = {0};
+        for (size_t half = 0; half < 2; half++) {
+            __m256i low_bytes, high_bytes;
+            LEVEL(hazard_bytes)(table, cells + 32 * half * cell_bytes, 32, &low_bytes, &high_bytes, cell_bytes);
+            _mm256_storeu_si256((__m256i *)(low + 32 * half), low_bytes);
+            _mm256_storeu_si256((__m256i *)(high + 32 * half), high_bytes);
+            _mm256_storeu_si256((__m256i *)(eighths + 4 * half), LEVEL(quarters)(low_bytes, high_bytes));
+        }
+        size_t eighth = 0;
+        for (size_t n = 0; n < 8; n++) {
+            before[n + 1] = before[n] + eighths[n];
+            eighth += before[n + 1] <= target;
+        }
+        __m256i hazards = _mm256_cvtepu16_epi32(_mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i *)(low + 8 * eighth)),
+                                                                  _mm_loadl_epi64((const __m128i *)(high + 8 * eighth))));
+        __m256i clocks = _mm256_add_epi32(hazards, _mm256_slli_si256(hazards, 4));
+        clocks = _mm256_add_epi32(clocks, _mm256_slli_si256(clocks, 8));
+        __m256i carry = _mm256_permutevar8x32_epi32(clocks, _mm256_set1_epi32(3));
+        clocks = _mm256_add_epi32(clocks, _mm256_blend_epi32(_mm256_setzero_si256(), carry, 0xF0));
+        __m256i passed = _mm256_cmpgt_epi32(clocks, _mm256_set1_epi32((int)(target - before[eighth])));
+        unsigned lane = (unsigned)__builtin_ctz((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(passed)));
+        __m256i at = _mm256_set1_epi32((int)lane);
+        *end = before[eighth] + first_word(_mm256_permutevar8x32_epi32(clocks, at));
+        *start = *end - first_word(_mm256_permutevar8x32_epi32(hazards, at));
         return 8 * eighth + lane;
     }
 #endif
@@ -108,9 +137,13 @@ INLINE size_t LEVEL(find_group)(const uint64_t *clocks, size_t group, uint64_t t
             return group + (size_t)__builtin_ctz(passed);
     }
 #else
-    while (clocks[group + 1] <= target)
-        group++;
-    return group;
+    for (;; group += 8) {
+        size_t passed = 0;
+        for (size_t n = 1; n <= 8; n++)
+            passed += clocks[group + n] <= target;
+        if (__builtin_expect(passed < 8, 1))
+            return group + passed;
+    }
 #endif
 }
 

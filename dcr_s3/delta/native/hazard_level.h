@@ -127,8 +127,9 @@ INLINE LEVEL(lookup) LEVEL(open_lookup)(const scheme *type)
     };
 }
 
-/* Four sums of eight cells each, over the first `count` of 32 cells, all of which are read. */
-INLINE __m256i LEVEL(quarters)(const LEVEL(lookup) *table, const uint8_t *cells, size_t count, uint32_t cell_bytes)
+/* Low and high bytes of the hazards of the first `count` of 32 cells, all of which are read. */
+INLINE void LEVEL(hazard_bytes)(const LEVEL(lookup) *table, const uint8_t *cells, size_t count, __m256i *low,
+                                __m256i *high, uint32_t cell_bytes)
 {
     __m256i exponents;
     if (cell_bytes == 2) {
@@ -143,8 +144,13 @@ INLINE __m256i LEVEL(quarters)(const LEVEL(lookup) *table, const uint8_t *cells,
     exponents = _mm256_and_si256(exponents, table->mask);
     __m256i classes = _mm256_min_epu8(_mm256_subs_epu8(exponents, table->first), _mm256_set1_epi8(CLASSES - 1));
     __m256i live = _mm256_loadu_si256((const __m256i *)(LEVEL(window) + 32 - count));
-    __m256i low = _mm256_and_si256(_mm256_shuffle_epi8(table->low, classes), live);
-    __m256i high = _mm256_and_si256(_mm256_shuffle_epi8(table->high, classes), live);
+    *low = _mm256_and_si256(_mm256_shuffle_epi8(table->low, classes), live);
+    *high = _mm256_and_si256(_mm256_shuffle_epi8(table->high, classes), live);
+}
+
+/* Four sums of eight hazards each. */
+INLINE __m256i LEVEL(quarters)(__m256i low, __m256i high)
+{
     low = _mm256_sad_epu8(low, _mm256_setzero_si256());
     high = _mm256_sad_epu8(high, _mm256_setzero_si256());
     return _mm256_add_epi64(low, _mm256_slli_epi64(high, 8));
@@ -156,8 +162,10 @@ INLINE uint64_t LEVEL(sum_group)(const LEVEL(lookup) *table, const scheme *type,
     if (cell_bytes > 2 || readable < GROUP_CELLS)
         return LEVEL(sum_cells)(type, cells, count, cell_bytes);
     size_t left = count < 32 ? count : 32, right = count - left;
-    __m256i sums = _mm256_add_epi64(LEVEL(quarters)(table, cells, left, cell_bytes),
-                                    LEVEL(quarters)(table, cells + 32 * cell_bytes, right, cell_bytes));
+    __m256i low, high, low_right, high_right;
+    LEVEL(hazard_bytes)(table, cells, left, &low, &high, cell_bytes);
+    LEVEL(hazard_bytes)(table, cells + 32 * cell_bytes, right, &low_right, &high_right, cell_bytes);
+    __m256i sums = _mm256_add_epi64(LEVEL(quarters)(low, high), LEVEL(quarters)(low_right, high_right));
     __m128i halves = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(halves, _mm_unpackhi_epi64(halves, halves)));
 }

@@ -2,6 +2,10 @@
  *
  * Every function reads and writes only inside the arrays it is given, whatever they hold.
  */
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels read cells and streams as little-endian; other machines run the NumPy reference"
+#endif
+
 #ifndef DCR_KERNELS_H
 #define DCR_KERNELS_H
 
