@@ -19,6 +19,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from dcr_s3 import Sender
+from dcr_s3.cli.demo.trainer import Trainer
 from dcr_s3.cli.output import size
 from dcr_s3.cli.tables import table
 from dcr_s3.testing.servers import EmbeddedS3
@@ -152,6 +154,27 @@ def work(url: str, out: Path, layers: int, hidden: int) -> None:
     dist.destroy_process_group()
 
 
+def step_times(url: str, steps: int = 24) -> tuple[float, float]:
+    """Median seconds of one policy update of the demonstration's model on one thread: alone, and while the version
+    before is published by another thread. The two kinds alternate.
+    """
+    torch.set_num_threads(1)
+    trainer = Trainer(learning_rate=1e-4)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    with Publisher.open(url, trainer.model, layout=BF16, workers=1) as publisher:
+        publisher.attach(trainer.optimizer)
+        for number in range(steps):
+            publishes = number % 2 == 1
+            if publishes:
+                publisher.step(trainer.model)
+            begun = time.perf_counter()
+            trainer.reinforce()
+            times[publishes].append(time.perf_counter() - begun)
+            if publishes:
+                publisher.wait()
+    return median(times[False][1:]), median(times[True][1:])
+
+
 def launch(ranks: int, server: EmbeddedS3, layers: int, hidden: int) -> list[dict[str, Any]]:
     """What every rank has found."""
     with tempfile.TemporaryDirectory() as directory:
@@ -171,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--ranks", type=int, nargs="*", default=RANKS, help="how many, in turn")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -183,7 +207,7 @@ def main() -> None:
     )  # fmt: skip
     with EmbeddedS3() as server:
         server.create_bucket("bench")
-        for ranks in RANKS:
+        for ranks in given.ranks:
             found = launch(ranks, server, given.layers, given.hidden)
             shards, gather = [f["shards"] for f in found], found[0]["gather"]
             shown.add_row(
@@ -196,8 +220,17 @@ def main() -> None:
                 f"{gather['committed_s']:.2f} s",
             )
     console = Console(width=140)
-    console.print(f"{size(shards[0]['dense_bytes'])} in bf16, {size(shards[0]['wire_bytes'])} sent per version")
-    console.print(shown)
+    if given.ranks:
+        console.print(f"{size(shards[0]['dense_bytes'])} in bf16, {size(shards[0]['wire_bytes'])} sent per version")
+        console.print(shown)
+    with EmbeddedS3() as server:
+        server.create_bucket("bench")
+        os.environ.update(server.environment)
+        alone, publishing = step_times("s3://bench/step")
+    console.print(
+        f"one policy update of the demonstration: {alone:.3f} s alone, {publishing:.3f} s while publishing "
+        f"({publishing / alone - 1:+.1%})"
+    )
 
 
 if __name__ == "__main__":
