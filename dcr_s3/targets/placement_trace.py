@@ -115,9 +115,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.Tensor] = []
         self._reads: list[Origin] = []  # tensors read as numbers that may turn up in anything that follows
 
-    def source(self, number: int, dtype: torch.dtype) -> torch.Tensor:
-        """The meta tensor that stands for canonical tensor ``number``."""
-        tensor = torch.empty(self._specs[number].shape, dtype=dtype, device="meta")
+    def source(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor``, on the meta device, as what stands for canonical tensor ``number``."""
         strides = tuple(tensor.stride())
         origin = Origin(
             frozenset((number,)), number, True, tensor.element_size(), tuple(tensor.shape), strides, 0, strides
@@ -130,7 +129,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        given = _tensors(args) + _tensors(kwargs.values())
         written = written_tensors(func, args, kwargs)
         for tensor in written:
             if storage_key(tensor) in self._storages.numbers:
@@ -247,13 +246,14 @@ def trace_loader(load_weights: LoadWeights, storages: Storages, specs: Sequence[
     Raises ``BadInput`` naming the tensor at which the loader failed, or the engine tensor whose storage it replaced.
     """
     tracer = Tracer(storages, specs)
+    sources = [torch.empty(spec.shape, dtype=torch_dtype(spec), device="meta") for spec in specs]
     at = ""
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         nonlocal at
         for number, spec in enumerate(specs):
             at = spec.name
-            yield spec.name, tracer.source(number, torch_dtype(spec))
+            yield spec.name, tracer.source(number, sources[number])
 
     try:
         with torch.no_grad(), tracer:
@@ -276,10 +276,20 @@ def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     schema = func._schema
     if not schema.is_mutable:
         return []
-    given = [(a, s) for a, s in zip(args, schema.arguments, strict=False)]
-    given += [(kwargs[s.name], s) for s in schema.arguments if s.name in kwargs]
-    leaves = [leaf for a, s in given if s.alias_info is not None and s.alias_info.is_write for leaf in tree_leaves(a)]
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    named = [s for s in schema.arguments if s.name in kwargs] if kwargs else []
+    given = [*zip(args, schema.arguments, strict=False), *((kwargs[s.name], s) for s in named)]
+    return _tensors(a for a, s in given if s.alias_info is not None and s.alias_info.is_write)
+
+
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Tensors among values and in the lists among them, as operations take them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += (item for item in value if isinstance(item, torch.Tensor))
+    return found
 
 
 def _to_meta(value: Any) -> Any:

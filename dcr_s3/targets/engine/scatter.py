@@ -38,11 +38,12 @@ class Scatter(Protocol):
 
 @dataclass
 class HostScatter:
-    """For storages of one width in host memory: ``positions`` (uint32, ascending) count along their cells, one storage
-    after the other.
+    """For storages of one width in host memory: ``positions`` (uint32, ascending) count along their ``cells``, one
+    storage after the other.
     """
 
     storages: list[Storage]
+    cells: list[Cells]
     positions: npt.NDArray[np.uint32]
     new: Cells
     old: Cells
@@ -52,18 +53,20 @@ class HostScatter:
         return self.positions.size
 
     def write(self) -> None:
-        apply_changes([host(s.cells) for s in self.storages], self.positions, self.new)
+        apply_changes(self.cells, self.positions, self.new)
 
     def undo(self) -> None:
-        apply_changes([host(s.cells) for s in self.storages], self.positions, self.old)
+        apply_changes(self.cells, self.positions, self.old)
 
     def check(self) -> None:
-        ends = np.cumsum([s.cells.numel() for s in self.storages])
+        ends = np.cumsum([cells.size for cells in self.cells])
         cuts = [0, *np.searchsorted(self.positions, ends).tolist()]
-        for storage, end, first, last in zip(self.storages, ends.tolist(), cuts, cuts[1:], strict=False):
-            places = self.positions[first:last].astype(np.int64) - (end - storage.cells.numel())
-            if not np.array_equal(host(storage.cells)[places], self.new[first:last]):
-                raise StateMismatch(f"engine tensor {storage.names[0]}: does not hold what was written to it")
+        for number, (cells, end) in enumerate(zip(self.cells, ends.tolist(), strict=True)):
+            span = slice(cuts[number], cuts[number + 1])
+            places = self.positions[span].astype(np.int64) - (end - cells.size)
+            if not np.array_equal(cells[places], self.new[span]):
+                name = self.storages[number].names[0]
+                raise StateMismatch(f"engine tensor {name}: does not hold what was written to it")
 
 
 @dataclass
@@ -125,9 +128,10 @@ def _host_scatters(found: Sequence[tuple[Storage, Indices, Cells]]) -> Iterator[
 
 
 def _join(group: Sequence[tuple[Storage, Indices, Cells]]) -> HostScatter:
-    starts = np.cumsum([0, *(storage.cells.numel() for storage, _, _ in group)]).tolist()
-    positions = np.concatenate(
-        [(places + start).astype(np.uint32) for (_, places, _), start in zip(group, starts, strict=False)]
-    )
-    old = np.concatenate([host(storage.cells)[places] for storage, places, _ in group])
-    return HostScatter([s for s, _, _ in group], positions, np.concatenate([new for _, _, new in group]), old)
+    cells = [host(storage.cells) for storage, _, _ in group]
+    starts = np.cumsum([0, *(one.size for one in cells)]).tolist()
+    placed = zip(group, starts, strict=False)
+    positions = np.concatenate([(places + start).astype(np.uint32) for (_, places, _), start in placed])
+    old = np.concatenate([one[places] for one, (_, places, _) in zip(cells, group, strict=True)])
+    new = np.concatenate([values for _, _, values in group])
+    return HostScatter([s for s, _, _ in group], cells, positions, new, old)
