@@ -12,68 +12,78 @@ INLINE uint64_t first_quad(__m512i lanes)
 }
 #endif
 
-/* The cell among 64, the first `count` of which exist, in whose hazard the clock passes `target`, counted
- * from the first of them; all of them together pass it. Sets the sums before and after that cell. */
+/* The cell among `count`, at most 64, in whose hazard the clock passes `target`, counted from the first of them; all of
+ * them together pass it. Sets the sums before and after that cell. First the eighth of them that passes, then the cell. */
+#if SIMD_LEVEL == 2
+INLINE size_t LEVEL(find_lane)(const LEVEL(lookup) *table, const uint8_t *cells, size_t count, uint64_t target,
+                                uint64_t *start, uint64_t *end, uint32_t cell_bytes)
+{
+    uint64_t live = _bzhi_u64(UINT64_MAX, (unsigned)count);
+    __m512i classes = LEVEL(classes)(table, cells, live, cell_bytes), zero = _mm512_setzero_si512();
+    __m512i low = _mm512_maskz_shuffle_epi8(live, table->low, classes);
+    __m512i high = _mm512_maskz_shuffle_epi8(live, table->high, classes);
+    __m512i sums = _mm512_slli_epi64(_mm512_sad_epu8(high, zero), 8);
+    sums = _mm512_add_epi64(sums, _mm512_sad_epu8(low, zero));
+    sums = _mm512_add_epi64(sums, _mm512_alignr_epi64(sums, zero, 7));
+    sums = _mm512_add_epi64(sums, _mm512_alignr_epi64(sums, zero, 6));
+    sums = _mm512_add_epi64(sums, _mm512_alignr_epi64(sums, zero, 4));
+    __mmask8 passed = _mm512_cmple_epu64_mask(sums, _mm512_set1_epi64((long long)target));
+    unsigned eighth = (unsigned)__builtin_popcount(passed);
+    __m512i which = _mm512_set1_epi64(eighth);
+    uint64_t before = first_quad(_mm512_permutexvar_epi64(which, _mm512_alignr_epi64(sums, zero, 7)));
+    __m128i pairs = _mm_unpacklo_epi8(_mm512_castsi512_si128(_mm512_permutexvar_epi64(which, low)),
+                                      _mm512_castsi512_si128(_mm512_permutexvar_epi64(which, high)));
+    __m256i hazards = _mm256_cvtepu16_epi32(pairs), clocks = hazards;
+    clocks = _mm256_add_epi32(clocks, _mm256_slli_si256(clocks, 4));
+    clocks = _mm256_add_epi32(clocks, _mm256_slli_si256(clocks, 8));
+    clocks = _mm256_add_epi32(clocks, _mm256_maskz_permutexvar_epi32(0xF0, _mm256_set1_epi32(3), clocks));
+    __mmask8 within = _mm256_cmple_epu32_mask(clocks, _mm256_set1_epi32((int)(target - before)));
+    unsigned lane = (unsigned)__builtin_popcount(within);
+    __m256i at = _mm256_set1_epi32((int)lane);
+    *end = before + first_word(_mm256_permutexvar_epi32(at, clocks));
+    *start = *end - first_word(_mm256_permutexvar_epi32(at, hazards));
+    return 8 * eighth + lane;
+}
+#elif SIMD_LEVEL == 1
+INLINE size_t LEVEL(find_lane)(const LEVEL(lookup) *table, const uint8_t *cells, size_t count, uint64_t target,
+                                uint64_t *start, uint64_t *end, uint32_t cell_bytes)
+{
+    (void)count;
+    uint8_t low[GROUP_CELLS], high[GROUP_CELLS];
+    uint64_t eighths[8], before[9] = {0};
+    for (size_t half = 0; half < 2; half++) {
+        __m256i low_bytes, high_bytes;
+        LEVEL(hazard_bytes)(table, cells + 32 * half * cell_bytes, 32, &low_bytes, &high_bytes, cell_bytes);
+        _mm256_storeu_si256((__m256i *)(low + 32 * half), low_bytes);
+        _mm256_storeu_si256((__m256i *)(high + 32 * half), high_bytes);
+        _mm256_storeu_si256((__m256i *)(eighths + 4 * half), LEVEL(quarters)(low_bytes, high_bytes));
+    }
+    size_t eighth = 0;
+    for (size_t n = 0; n < 8; n++) {
+        before[n + 1] = before[n] + eighths[n];
+        eighth += before[n + 1] <= target;
+    }
+    __m256i hazards = _mm256_cvtepu16_epi32(_mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i *)(low + 8 * eighth)),
+                                                              _mm_loadl_epi64((const __m128i *)(high + 8 * eighth))));
+    __m256i clocks = _mm256_add_epi32(hazards, _mm256_slli_si256(hazards, 4));
+    clocks = _mm256_add_epi32(clocks, _mm256_slli_si256(clocks, 8));
+    __m256i carry = _mm256_permutevar8x32_epi32(clocks, _mm256_set1_epi32(3));
+    clocks = _mm256_add_epi32(clocks, _mm256_blend_epi32(_mm256_setzero_si256(), carry, 0xF0));
+    __m256i passed = _mm256_cmpgt_epi32(clocks, _mm256_set1_epi32((int)(target - before[eighth])));
+    unsigned lane = (unsigned)__builtin_ctz((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(passed)));
+    __m256i at = _mm256_set1_epi32((int)lane);
+    *end = before[eighth] + first_word(_mm256_permutevar8x32_epi32(clocks, at));
+    *start = *end - first_word(_mm256_permutevar8x32_epi32(hazards, at));
+    return 8 * eighth + lane;
+}
+#endif
+
 INLINE size_t LEVEL(find_in_group)(const LEVEL(lookup) *table, const scheme *type, const uint8_t *cells, size_t count,
                                    uint64_t target, uint64_t *start, uint64_t *end, uint32_t cell_bytes)
 {
-#if SIMD_LEVEL == 2
-    if (cell_bytes <= 2) {
-        uint64_t live = _bzhi_u64(UINT64_MAX, (unsigned)count);
-        __m512i classes = LEVEL(classes)(table, cells, live, cell_bytes), zero = _mm512_setzero_si512();
-        __m512i low = _mm512_maskz_shuffle_epi8(live, table->low, classes);
-        __m512i high = _mm512_maskz_shuffle_epi8(live, table->high, classes);
-        __m512i sums = _mm512_slli_epi64(_mm512_sad_epu8(high, zero), 8);
-        sums = _mm512_add_epi64(sums, _mm512_sad_epu8(low, zero));
-        sums = _mm512_add_epi64(sums, _mm512_alignr_epi64(sums, zero, 7));
-        sums = _mm512_add_epi64(sums, _mm512_alignr_epi64(sums, zero, 6));
-        sums = _mm512_add_epi64(sums, _mm512_alignr_epi64(sums, zero, 4));
-        __mmask8 passed = _mm512_cmple_epu64_mask(sums, _mm512_set1_epi64((long long)target));
-        unsigned eighth = (unsigned)__builtin_popcount(passed);
-        __m512i which = _mm512_set1_epi64(eighth);
-        uint64_t before = first_quad(_mm512_permutexvar_epi64(which, _mm512_alignr_epi64(sums, zero, 7)));
-        __m128i pairs = _mm_unpacklo_epi8(_mm512_castsi512_si128(_mm512_permutexvar_epi64(which, low)),
-                                          _mm512_castsi512_si128(_mm512_permutexvar_epi64(which, high)));
-        __m256i hazards = _mm256_cvtepu16_epi32(pairs), clocks = hazards;
-        clocks = _mm256_add_epi32(clocks, _mm256_slli_si256(clocks, 4));
-        clocks = _mm256_add_epi32(clocks, _mm256_slli_si256(clocks, 8));
-        clocks = _mm256_add_epi32(clocks, _mm256_maskz_permutexvar_epi32(0xF0, _mm256_set1_epi32(3), clocks));
-        __mmask8 within = _mm256_cmple_epu32_mask(clocks, _mm256_set1_epi32((int)(target - before)));
-        unsigned lane = (unsigned)__builtin_popcount(within);
-        __m256i at = _mm256_set1_epi32((int)lane);
-        *end = before + first_word(_mm256_permutexvar_epi32(at, clocks));
-        *start = *end - first_word(_mm256_permutexvar_epi32(at, hazards));
-        return 8 * eighth + lane;
-    }
-#elif SIMD_LEVEL == 1
-    if (cell_bytes <= 2 && count == GROUP_CELLS) {
-        uint8_t low[GROUP_CELLS], high[GROUP_CELLS];
-        uint64_t eighths[8], before[9] = {0};
-        for (size_t half = 0; half < 2; half++) {
-            __m256i low_bytes, high_bytes;
-            LEVEL(hazard_bytes)(table, cells + 32 * half * cell_bytes, 32, &low_bytes, &high_bytes, cell_bytes);
-            _mm256_storeu_si256((__m256i *)(low + 32 * half), low_bytes);
-            _mm256_storeu_si256((__m256i *)(high + 32 * half), high_bytes);
-            _mm256_storeu_si256((__m256i *)(eighths + 4 * half), LEVEL(quarters)(low_bytes, high_bytes));
-        }
-        size_t eighth = 0;
-        for (size_t n = 0; n < 8; n++) {
-            before[n + 1] = before[n] + eighths[n];
-            eighth += before[n + 1] <= target;
-        }
-        __m256i hazards = _mm256_cvtepu16_epi32(_mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i *)(low + 8 * eighth)),
-                                                                  _mm_loadl_epi64((const __m128i *)(high + 8 * eighth))));
-        __m256i clocks = _mm256_add_epi32(hazards, _mm256_slli_si256(hazards, 4));
-        clocks = _mm256_add_epi32(clocks, _mm256_slli_si256(clocks, 8));
-        __m256i carry = _mm256_permutevar8x32_epi32(clocks, _mm256_set1_epi32(3));
-        clocks = _mm256_add_epi32(clocks, _mm256_blend_epi32(_mm256_setzero_si256(), carry, 0xF0));
-        __m256i passed = _mm256_cmpgt_epi32(clocks, _mm256_set1_epi32((int)(target - before[eighth])));
-        unsigned lane = (unsigned)__builtin_ctz((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(passed)));
-        __m256i at = _mm256_set1_epi32((int)lane);
-        *end = before[eighth] + first_word(_mm256_permutevar8x32_epi32(clocks, at));
-        *start = *end - first_word(_mm256_permutevar8x32_epi32(hazards, at));
-        return 8 * eighth + lane;
-    }
+#if SIMD_LEVEL > 0
+    if (cell_bytes <= 2 && (SIMD_LEVEL == 2 || count == GROUP_CELLS))
+        return LEVEL(find_lane)(table, cells, count, target, start, end, cell_bytes);
 #endif
     (void)table;
     uint64_t clock = 0;
