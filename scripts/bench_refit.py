@@ -165,19 +165,19 @@ class Bench:
 
 
 def measure(bench: Bench, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in an order in which the expensive full copies come last."""
+    """Everything, one after the other."""
     say = Console(stderr=True).print
     found: dict[str, Any] = {"receivers": {}}
+    if not arguments.no_full:
+        say("full copies")
+        found["stream"] = bench.full_copy(streamed=True)
+        found["full"] = bench.full_copy(streamed=False)
     for name, options in (("delta", {}), ("unpiped", {"follow": False}), ("gaps", {"coding": "gaps"})):
         say(f"{name}: changed {', '.join(arguments.changed)}")
         found[name] = bench.refits(arguments.changed, **options)
     for count in arguments.receivers:
         say(f"{count} receivers")
         found["receivers"][str(count)] = bench.refits(arguments.changed[:1], receivers=count)[arguments.changed[0]]
-    if not arguments.no_full:
-        say("full copies")
-        found["stream"] = bench.full_copy(streamed=True)
-        found["full"] = bench.full_copy(streamed=False)
     return found
 
 
