@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from dcr_s3.mapping.part import Part, Shard
 from dcr_s3.mapping.placements import local_part
@@ -51,6 +51,9 @@ def shards_of(model: nn.Module, *, dtype: torch.dtype | None = None, rename: Ren
 
 def _all_shards(model: nn.Module, dtype: torch.dtype | None, rename: Rename) -> Iterator[Shard]:
     flattened: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward pass without a backward pass, parameters may still be whole
     for name, module in model.named_modules():
         handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
         if handle is not None:
