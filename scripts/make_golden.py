@@ -25,7 +25,7 @@ from dcr_s3.format.region import Region
 from dcr_s3.format.signature import SharedSecret
 from dcr_s3.store import Store, open_store
 from dcr_s3.store.memory import MemoryStore
-from dcr_s3.testing.checkpoints import State, Tensor, changed, make_state, save
+from dcr_s3.testing.checkpoints import SHAPES, State, Tensor, changed, make_state, save
 from dcr_s3.upkeep import make_fold
 from dcr_s3.world import World, living_in
 
@@ -60,13 +60,16 @@ class StillWorld(World):
 def versions() -> list[State]:
     """Version 0 and what is published after it: every cell width, sparse, dense, emptied, unchanged."""
     rng = np.random.default_rng(7)
-    base = make_state(1)
-    weights = (rng.normal(0, 0.02, 12_000).astype(np.float32).view(np.uint32) >> 16).astype("<u2")
-    base["weights"] = Tensor(base["embed"].dtype, (120, 100), weights)
+    base = make_state(1, {**SHAPES, "weights": ("BF16", (120, 100))})
     sparse = changed(base, 2, 0.02)
-    # As an optimizer does it: the smaller a weight, the likelier its stored bits move.
-    moved = weights ^ (rng.random(weights.size) < 0.3 * ((weights & 0x7FFF) < 0x3B80))
-    sparse["weights"] = Tensor(base["embed"].dtype, (120, 100), moved.astype("<u2"))
+    for name, tensor in base.items():
+        if tensor.dtype.name == "BF16":
+            cells = (rng.normal(0, 0.02, tensor.cells.size).astype(np.float32).view(np.uint32) >> 16).astype("<u2")
+            cells[:4] = [0x7FC1, 0x8000, 0xFF80, 0x0001][: cells.size]  # a NaN's payload, -0, -inf, a subnormal
+            # As an optimizer does it: the smaller a weight, the likelier its stored bits move.
+            moved = cells ^ (rng.random(cells.size) < 0.3 * ((cells & 0x7FFF) < 0x3B80))
+            base[name] = Tensor(tensor.dtype, tensor.shape, cells)
+            sparse[name] = Tensor(tensor.dtype, tensor.shape, moved.astype("<u2"))
     dense = changed(sparse, 3, 0.9)
     emptied = {n: Tensor(t.dtype, t.shape, np.zeros_like(t.cells)) for n, t in dense.items()}
     return [base, sparse, dense, emptied, emptied]
