@@ -44,8 +44,8 @@ BUCKET = "chaos"
 DEADLINE_S = 120.0
 _NOTE_BYTES = 64
 _PLACES = {
-    "send": ("open", "scan", "upload", "commit", "state", "apply"),
-    "receive": ("look", "fetch", "state", "apply", "acknowledge"),
+    "send": ("open", "scan", "upload", "commit", "apply"),
+    "receive": ("look", "fetch", "apply", "acknowledge"),
 }
 _fork = multiprocessing.get_context("fork")
 
@@ -66,21 +66,19 @@ class _Board:
 
 
 class _NotingWorld(World):
-    """The real one; notes disk writes of the main thread."""
+    """The real one; notes when a state file is written, which is when cells are overwritten."""
 
     def __init__(self, board: _Board) -> None:
         self._board = board
 
     def replace(self, source: Path, target: Path) -> None:
-        self._board.note("state" if target.suffix == ".json" else self._board.read())
+        if target.suffix == ".json":
+            self._board.note("apply")
         super().replace(source, target)
-
-    def reach(self, moment: str) -> None:
-        self._board.note(moment)
 
 
 class _NotingStore(WrappedStore):
-    """Notes what is asked for, and adds fetched ranges of segments to a log."""
+    """Notes what is asked for, and logs which ranges of segments are fetched."""
 
     def __init__(self, url: str, board: _Board, log: Path) -> None:
         super().__init__(open_store(url))
@@ -89,11 +87,10 @@ class _NotingStore(WrappedStore):
 
     def around(self, request: Request, send: Callable[[Request], R]) -> R:
         self._board.note(_place(request))
-        result = send(request)
-        size = request.down_bytes(result)
-        if request.key.startswith("segments/") and size:
-            os.write(self._log, f"{request.key} {request.number} {size}\n".encode())
-        return result
+        if request.key.startswith("segments/") and request.buffer is not None:
+            # Before it is answered: a reply that is cut off by a kill counts as fetched.
+            os.write(self._log, f"{request.key} {request.number} {len(request.buffer)}\n".encode())
+        return send(request)
 
 
 def _place(request: Request) -> str:

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--earlier", type=int, default=0, help="versions published before")
     parser.add_argument("--faults", type=int, default=1, help="how many faults an explored run may meet (default 1)")
     parser.add_argument("--kinds", help="comma-separated kinds of faults to explore (default: all)")
+    parser.add_argument("--requests-only", action="store_true", help="explore no faults at disk writes")
     parser.add_argument("--fence", action="store_true", help="explored senders commit a fence first")
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object a line")
     arguments = parser.parse_args()
@@ -82,6 +83,7 @@ def _explore(arguments: argparse.Namespace) -> int:
         faults=arguments.faults,
         fence=arguments.fence,
         menu=menu,
+        disk=not arguments.requests_only,
     )
     try:
         figures = asdict(explore_tiny(tiny))

@@ -79,12 +79,14 @@ class Scenario:
         seed: int = 0,
         noisy_steps: int,
         menu: Collection[str] | None = None,
+        disk: bool = True,
         start: Start = NOTHING,
     ) -> None:
         self._root = root
         self._model = model
         self._roles = list(roles)
         self._menu = menu
+        self._disk_menu = menu if disk else ()
         self._lives: dict[str, int] = {}
         self._crashes = 0
         start.lay_out(root)
@@ -127,7 +129,7 @@ class Scenario:
     def _start(self, role: Role, program: Program) -> None:
         life = self._lives[role.name] = self._lives.get(role.name, -1) + 1
         simulation, machine = self.simulation, self.machines[role.name]
-        world = SimWorld(simulation, machine, simulation.dice(f"{role.name}#{life}"), self._menu)
+        world = SimWorld(simulation, machine, simulation.dice(f"{role.name}#{life}"), self._disk_menu)
         here = Surroundings(role.name, MemoryStore(), machine, self._model, self.truth, simulation)
         here.store = SimStore(
             MemoryStore(self.bucket),

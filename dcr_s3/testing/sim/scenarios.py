@@ -63,7 +63,7 @@ class Tiny:
 
     ``senders`` publish one version each (``fence``: after a fence), ``receivers`` pull once meanwhile and once after,
     ``keepers`` fold and make a snapshot, ``cleaners`` delete what is not needed. ``faults`` may happen in a run, of the
-    kinds in ``menu`` (None: all).
+    kinds in ``menu`` (None: all); without ``disk`` only at requests.
     """
 
     senders: int = 1
@@ -71,6 +71,7 @@ class Tiny:
     faults: int = 1
     fence: bool = False
     menu: Collection[str] | None = None
+    disk: bool = True
     keepers: int = 0
     cleaners: int = 0
     earlier: int = 0
@@ -106,7 +107,14 @@ def explore_tiny(tiny: Tiny, *, begins: Callable[[Scenario], None] = lambda _: N
         def make(choices: ExploringChoices) -> Scenario:
             shutil.rmtree(root / "run", ignore_errors=True)
             scenario = Scenario(
-                root / "run", model, tiny.roles(), choices, noisy_steps=TINY_STEPS, menu=tiny.menu, start=start
+                root / "run",
+                model,
+                tiny.roles(),
+                choices,
+                noisy_steps=TINY_STEPS,
+                menu=tiny.menu,
+                disk=tiny.disk,
+                start=start,
             )
             begins(scenario)
             return scenario
