@@ -198,7 +198,8 @@ def measure(size_gb: float, engine: bool) -> dict[str, Any]:
                 row["patches_s"] = bench.patches_s(changes)
                 row["of_patches"] = row["pause_s"] / row["patches_s"]
             rows.append(row)
-            print(f"measured {share:.2%} of {bench.size_bytes / 1e9:.2f} GB", file=sys.stderr)
+            told = f"{share:.2%} of {bench.size_bytes / 1e9:.2f} GB changed: pause {row['pause_s']:.4f} s"
+            print(f"{told}, {row['of_dense']:.3f} of a dense load", file=sys.stderr)
         tensors = len(bench.state)
         shown = {"size_bytes": bench.size_bytes, "tensors": tensors, "bind_s": bench.bind_s, "dense_s": dense_s}
         result["sizes"].append({**shown, "rows": rows})
