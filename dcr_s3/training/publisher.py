@@ -39,6 +39,10 @@ def named_tensors(model: Any) -> Tensors:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
+def _path(given: Path | str | None) -> Path | None:
+    return Path(given) if given is not None else None
+
+
 class Publisher:
     """Publishes a training model by shards. Every rank has one, and all call the same methods in the same order.
 
@@ -83,9 +87,9 @@ class Publisher:
         layout: Layout = shards_of,
         residuals: Sequence[Residual] = (),
         tensors: Callable[[Any], Tensors] = named_tensors,
-        base: Path | None = None,
-        state_dir: Path | None = None,
-        baseline_dir: Path | None = None,
+        base: Path | str | None = None,
+        state_dir: Path | str | None = None,
+        baseline_dir: Path | str | None = None,
         fence: bool = True,
         context: bool = True,
         replicas: Replicas = "sampled",
@@ -112,8 +116,10 @@ class Publisher:
             stack.callback(group.close)
             rules = Residuals(residuals)
             settings = Settings(
-                base, state_dir, baseline_dir, fence, context, timeout_s, signer, verifier, workers, progress
-            )
+                base=_path(base), state_dir=_path(state_dir), baseline_dir=_path(baseline_dir),
+                fence=fence, context=context, timeout_s=timeout_s, signer=signer, verifier=verifier,
+                workers=workers, progress=progress,
+            )  # fmt: skip
 
             def shards() -> list[Shard]:
                 return [*layout(model), *rules.rebuild([True] * len(rules.rules), tensors(model) if residuals else {})]
