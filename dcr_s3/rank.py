@@ -49,6 +49,7 @@ class Rank:
         self._rank: RankEngine | None = None
         self._applier: Applier | None = None
         self._position: Position | None = None
+        self._before: Position | None = None
         self._staging: threading.Thread | None = None
         self._target: Position | None = None
         self._draft = Draft()
@@ -157,8 +158,7 @@ class Rank:
         self._written = len(self._updates)
         for update in self._updates:
             self._opened().keep(update)
-        before, self._position = self._position, self._target
-        self._before = before
+        self._before, self._position = self._position, self._target
         return {"pause_s": self._applied().pause_s, "version": version}
 
     def undo(self) -> dict[str, Any]:
