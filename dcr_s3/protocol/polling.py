@@ -11,8 +11,8 @@ ACTIVE_INTERVAL_S = 0.2
 class Polling:
     """Looks at the next manifest and, where its sender has announced it, at the next segment being written, in turn.
 
-    ``seq`` counts the segments seen of that version. Once segments appear, a commit is near and the looks follow each other quickly.
-    Methods return the seconds to wait before the next look, without jitter.
+    ``seq`` counts the segments seen of that version. Once segments appear, a commit is near and the looks follow each
+    other quickly. Methods return the seconds to wait before the next look, without jitter.
     """
 
     interval_s: float
