@@ -68,8 +68,9 @@ FOUND: dict[Callable[[pytest.MonkeyPatch], None], Hunt] = {
 @pytest.mark.parametrize("plant", FOUND, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises(Violation):
+    with pytest.raises(Violation) as found:
         FOUND[plant].go()
+    assert "breaks down" not in str(found.value), "the plant itself is broken"
 
 
 @pytest.mark.parametrize("hunt", dict.fromkeys(FOUND.values()), ids=lambda hunt: hunt.name)
