@@ -84,7 +84,7 @@ INLINE void move_cells(const block *cells, const uint32_t *positions, uint8_t *v
         for (; done < count && positions[done] < end; done++) {
             size_t ahead = done + PREFETCH;
             if (ahead < count && positions[ahead] < end)
-                __builtin_prefetch(run.data + (positions[ahead] - first) * cell_bytes, to_block);
+                __builtin_prefetch(run.data + (positions[ahead] - first) * cell_bytes, 1);
             uint8_t *place = run.data + (positions[done] - first) * cell_bytes, *value = values + done * cell_bytes;
             memcpy(to_block ? place : value, to_block ? value : place, cell_bytes);
         }
