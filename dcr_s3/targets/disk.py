@@ -20,7 +20,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _FULL:
             raise DiskFull(
-                f"{path}: no space left; nothing was changed. Free some space and run the same command again"
+                f"{path}: no space left; nothing is lost. Free some space and run the same command again"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise BadInput(f"{path}: {error.strerror}") from error

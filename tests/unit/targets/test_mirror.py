@@ -201,7 +201,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     mirror = make_mirror(tmp_path)
-    with living_in(FullDisk()), pytest.raises(DiskFull, match="nothing was changed"):
+    with living_in(FullDisk()), pytest.raises(DiskFull, match="nothing is lost"):
         advance(mirror, OLD, NEW)
     assert differing(load(tmp_path), OLD) == []
     mirror.close()
