@@ -81,7 +81,7 @@ class Bench:
         server = stack.enter_context(SeaweedServer())
         server.create_bucket(BUCKET)
         self._server = server
-        self._links = [self._link(stack) for _ in range(1 + max(arguments.receivers))]
+        self._links = [self._link(stack) for _ in range(1 + max([1, *arguments.receivers]))]
         self._runs = 0
 
     def _link(self, stack: ExitStack) -> FaultyProxy:
