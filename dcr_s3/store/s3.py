@@ -132,6 +132,7 @@ class S3Store:
                 )
             filled += count
 
+    @again_if_damaged
     def head(self, key: str) -> ObjectInfo:
         with self._request("look at", key):
             reply = self._client.head_object(Bucket=self._address.bucket, Key=self._prefix + key)
@@ -157,6 +158,7 @@ class S3Store:
             return {}
         return {"ChecksumCRC32C": base64.b64encode(crc32c.crc32c(body).to_bytes(4, "big")).decode()}
 
+    @again_if_damaged
     def open_multipart(self, key: str) -> S3Upload:
         algorithm: dict[str, Any] = {"ChecksumAlgorithm": "CRC32C"} if self._address.checksum == "crc32c" else {}
         with self._request("start the upload of", key):
@@ -181,6 +183,7 @@ class S3Store:
             )
         return {"PartNumber": number, "ETag": reply["ETag"], **checksum}
 
+    @again_if_damaged
     def complete_upload(self, key: str, upload_id: str, parts: list[Any]) -> str:
         """Makes an upload visible and returns its ETag."""
         with self._request("complete the upload of", key):
@@ -192,6 +195,7 @@ class S3Store:
             )
         return reply["ETag"]
 
+    @again_if_damaged
     def abort_upload(self, key: str, upload_id: str) -> None:
         """Drops an upload; one that is gone is no error."""
         try:
@@ -222,6 +226,7 @@ class S3Store:
                 return
             yield page
 
+    @again_if_damaged
     def delete(self, keys: Iterable[str]) -> None:
         wanted = list(keys)
         for first in range(0, len(wanted), _DELETE_BATCH):

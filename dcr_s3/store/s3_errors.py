@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import aiohttp
+import urllib3
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -73,6 +75,11 @@ def translated(what: str, endpoint: str, *, conditional: bool = False) -> Iterat
         raise from_reply(error, what, endpoint, conditional) from error
     except BotoCoreError as error:
         raise _from_client(error, what, endpoint) from error
+    except (urllib3.exceptions.HTTPError, aiohttp.ClientError) as error:
+        # botocore lets these through where the body that broke off was an error reply's.
+        raise DamagedInTransit(
+            f"could not {what}: the reply from {endpoint} broke off several times; try again later"
+        ) from error
 
 
 def from_reply(error: ClientError, what: str, endpoint: str, conditional: bool) -> Exception:

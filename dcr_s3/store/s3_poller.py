@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import aioboto3
-import aiohttp
 from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
@@ -60,9 +59,9 @@ class S3Poller:
                 require_size(url, key, reply["ContentLength"], limit_bytes)
                 try:
                     body = await stream.read()
-                except (aiohttp.ClientError, TimeoutError) as error:
+                except TimeoutError as error:
                     raise DamagedInTransit(
-                        f"could not {what}: the reply from {endpoint} broke off several times; try again later"
+                        f"could not {what}: the reply from {endpoint} stopped several times; try again later"
                     ) from error
         if len(body) != reply["ContentLength"]:
             raise DamagedInTransit(

@@ -229,7 +229,7 @@ def acknowledged_before_applied(patch: Patch) -> None:
             found = fetch_manifest(store, replay.mirror.position)
             if found is not None:
                 replay.mirror.position = found[1]
-                self._send_ack(store, replay)
+                self._acknowledger(store).send(replay.mirror.position)
         return pull(self, **arguments)
 
     patch.setattr(receiver.Receiver, "pull", hasty)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dcr_s3.errors import BucketMissing, Forbidden, PreconditionFailed, StoreUnavailable
+from dcr_s3.errors import BucketMissing, Forbidden, NotFound, PreconditionFailed, StoreUnavailable
 from dcr_s3.store import open_poller, open_store
 from dcr_s3.store.base import MIN_PART_BYTES
 from dcr_s3.store.s3 import S3Store
@@ -83,6 +83,21 @@ def test_polls_survive_the_network(seaweed_store: S3Store, kind: FaultKind) -> N
 
     with FaultyProxy(seaweed_store.client.meta.endpoint_url, plan) as proxy:
         assert asyncio.run(poll(behind(proxy, seaweed_store))) == BODY
+        assert len(plan.struck) == 2
+
+
+def test_a_reply_of_not_found_that_breaks_off_is_asked_for_again(seaweed_store: S3Store) -> None:
+    async def poll(store: S3Store) -> None:
+        poller = open_poller(store)
+        try:
+            await poller.get("absent", limit_bytes=9)
+        finally:
+            await poller.close()
+
+    for ask in (lambda store: store.get("absent", limit_bytes=9), lambda store: asyncio.run(poll(store))):
+        plan = FaultPlan([Fault(FaultKind.SHORT_BODY, "GET", times=2)])
+        with FaultyProxy(seaweed_store.client.meta.endpoint_url, plan) as proxy, pytest.raises(NotFound):
+            ask(behind(proxy, seaweed_store))
         assert len(plan.struck) == 2
 
 
