@@ -115,25 +115,16 @@ class Mirror(ABC):
             pass
 
 
-class MemoryMirror(Mirror):
-    """Cells in RAM, for a sender that was opened from a state dict. Nothing survives the process."""
+class PassingMirror(Mirror):
+    """A mirror of which nothing survives the process: its redo files are in a temporary directory."""
 
-    def __init__(
-        self, specs: Sequence[TensorSpec], position: Position, digests: Sequence[StateDigest], cells: Sequence[Cells]
-    ) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], position: Position, digests: Sequence[StateDigest]) -> None:
         super().__init__(specs, position, digests)
-        self._cells = [[c] for c in cells]
         self._staging = TemporaryDirectory(prefix="dcr-redo-")
-
-    def copies(self, number: int) -> Sequence[Cells]:
-        return self._cells[number]
 
     @property
     def workspace(self) -> Path:
         return Path(self._staging.name)
-
-    def files(self) -> list[SourceFile]:
-        return state_files(self.specs, self.cells)
 
     def advance(
         self, target: Position, redo: Sequence[Journal], digests: Sequence[StateDigest], executor: Executor
@@ -150,6 +141,22 @@ class MemoryMirror(Mirror):
 
     def close(self) -> None:
         self._staging.cleanup()
+
+
+class MemoryMirror(PassingMirror):
+    """Cells in RAM, for a sender that was opened from a state dict."""
+
+    def __init__(
+        self, specs: Sequence[TensorSpec], position: Position, digests: Sequence[StateDigest], cells: Sequence[Cells]
+    ) -> None:
+        super().__init__(specs, position, digests)
+        self._cells = [[c] for c in cells]
+
+    def copies(self, number: int) -> Sequence[Cells]:
+        return self._cells[number]
+
+    def files(self) -> list[SourceFile]:
+        return state_files(self.specs, self.cells)
 
 
 def measure(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -17,15 +15,15 @@ from dcr_s3.format.region import Region
 from dcr_s3.format.run import TensorSpec
 from dcr_s3.protocol.position import Position
 from dcr_s3.targets.files import SourceFile
-from dcr_s3.targets.mirror import Mirror
-from dcr_s3.targets.redo import Journal, RedoRecord
+from dcr_s3.targets.mirror import PassingMirror
+from dcr_s3.targets.redo import RedoRecord
 from dcr_s3.workers import bounded_map
 
 _INDEX_CELLS = 1 << 20
 
 
-class ShardMirror(Mirror):
-    """Cells of ``pieces`` alone. ``digests`` are the sums over them. Nothing survives the process.
+class ShardMirror(PassingMirror):
+    """Cells of ``pieces`` alone. ``digests`` are the sums over them.
 
     Every region that is asked for or applied is one of ``pieces``: this owner's own.
     """
@@ -42,7 +40,6 @@ class ShardMirror(Mirror):
         self._held = [0] * len(self.specs)
         for region in self._pieces:
             self._held[region.tensor] += region.cells
-        self._staging = TemporaryDirectory(prefix="dcr-redo-")
 
     @property
     def size_bytes(self) -> int:
@@ -66,28 +63,8 @@ class ShardMirror(Mirror):
     def overwrite(self, record: RedoRecord) -> None:
         apply_changes([self._pieces[r] for r in record.regions], record.positions, record.values)
 
-    @property
-    def workspace(self) -> Path:
-        return Path(self._staging.name)
-
     def files(self) -> list[SourceFile]:
         raise BadInput("one owner's share is no whole state; make the snapshot from a receiver's mirror")
-
-    def advance(
-        self, target: Position, redo: Sequence[Journal], digests: Sequence[StateDigest], executor: Executor
-    ) -> None:
-        for writer in redo:
-            writer.close()
-        self.apply_files([w.path for w in redo], executor)
-        self.position, self.digests = target, list(digests)
-        for writer in redo:
-            writer.discard()
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._staging.cleanup()
 
 
 def measure_pieces(
