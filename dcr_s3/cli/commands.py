@@ -8,6 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dcr_s3.cli.options import (
+    AsJson,
+    Base,
+    Directory,
+    MetricsPort,
+    Mirror,
+    Nearby,
+    Newest,
+    PollInterval,
+    Quiet,
+    ReleasedOnly,
+    RunUrl,
+    TextFile,
+    UntilVersion,
+    Verbose,
+)
 from dcr_s3.cli.output import Output, percent, ratio, size
 from dcr_s3.cli.stopping import stop_by_event
 
@@ -26,29 +42,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-RunUrl = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="Address of the run: s3://bucket/prefix. Credentials and endpoint as for AWS."),
-]
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Checkpoint directory with safetensors files.")]
-Mirror = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Checkpoint directory to bring up to date; made if there is none.")
-]
-Base = Annotated[Path | None, typer.Option("--base", metavar="DIR", help="Checkpoint directory of version 0.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and JSON, if asked for).")]
-Nearby = Annotated[
-    list[str] | None,
-    typer.Option("--nearby", metavar="URL", help="A relay's copy of the run to read from first; may be repeated."),
-]
-TextFile = Annotated[
-    Path | None, typer.Option("--textfile", metavar="FILE", help="Leave Prometheus metrics for node_exporter.")
-]
-ReleasedOnly = Annotated[
-    bool, typer.Option("--released-only", help="Apply a version only once it is released (see release).")
-]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log to stderr; twice for more.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -182,13 +175,11 @@ def follow(
         Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint directory to keep up to date; not with --vllm.")
     ] = None,
     base: Base = None,
-    poll_interval: Annotated[float, typer.Option("--poll-interval", metavar="SECONDS", min=0.01)] = 2.0,
-    until_version: Annotated[int | None, typer.Option("--until-version", help="End when this version is held.")] = None,
+    poll_interval: PollInterval = 2.0,
+    until_version: UntilVersion = None,
     nearby: Nearby = None,
     released_only: ReleasedOnly = False,
-    metrics_port: Annotated[
-        int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics there, on loopback.")
-    ] = None,
+    metrics_port: MetricsPort = None,
     vllm: Annotated[str | None, typer.Option("--vllm", metavar="URL", help="A vLLM server to keep up to date.")] = None,
     sglang: Annotated[
         str | None, typer.Option("--sglang", metavar="URL", help="An SGLang server that serves from DIR.")
@@ -268,7 +259,7 @@ def verify(
 @app.command(epilog=EXIT_CODES)
 def status(
     run: RunUrl,
-    last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest versions to show.")] = 20,
+    last: Newest = 20,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,

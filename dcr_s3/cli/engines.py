@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from dcr_s3.cli.commands import EXIT_CODES, AsJson, Quiet, RunUrl, Verbose, app
+from dcr_s3.cli.commands import EXIT_CODES, app
+from dcr_s3.cli.options import AsJson, Quiet, RunUrl, Verbose
 from dcr_s3.cli.output import Output
 from dcr_s3.errors import BadInput
 

@@ -8,29 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dcr_s3.cli.commands import EXIT_CODES, AsJson, Base, Directory, Mirror, Quiet, RunUrl, Verbose, app
+from dcr_s3.cli.commands import EXIT_CODES, app
+from dcr_s3.cli.options import (
+    AsJson,
+    Base,
+    Directory,
+    IfWorth,
+    Mirror,
+    Quiet,
+    ReceiverNames,
+    RunUrl,
+    Verbose,
+    Version,
+)
 from dcr_s3.cli.output import Output, percent, size
 from dcr_s3.cli.tables import table
 
 if TYPE_CHECKING:
     from dcr_s3.retention import GcReport
 
-Worth = Annotated[
-    float | None,
-    typer.Option("--if-worth", metavar="SHARE", min=0.0, help="Only if the chain takes more than this part of it."),
-]
-Version = Annotated[int, typer.Argument(metavar="VERSION")]
-Names = Annotated[
-    list[str] | None,
-    typer.Option("--receiver", metavar="NAME", help="May be repeated; default: every member whose lease runs."),
-]
-
 
 @app.command(epilog=EXIT_CODES)
 def snapshot(
     run: RunUrl,
     directory: Directory,
-    if_worth: Worth = None,
+    if_worth: IfWorth = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -50,7 +52,7 @@ def fold(
     directory: Mirror,
     base: Base = None,
     to_version: Annotated[int | None, typer.Option("--version", help="Fold up to this one, not the newest.")] = None,
-    if_worth: Worth = None,
+    if_worth: IfWorth = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -102,7 +104,7 @@ def gc(
 def wait(
     run: RunUrl,
     version: Version,
-    receivers: Names = None,
+    receivers: ReceiverNames = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0)] = 600.0,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -123,7 +125,7 @@ def wait(
 def release(
     run: RunUrl,
     version: Version,
-    receivers: Names = None,
+    receivers: ReceiverNames = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,

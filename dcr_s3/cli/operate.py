@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dcr_s3.cli.commands import EXIT_CODES, AsJson, Quiet, RunUrl, Verbose, app
+from dcr_s3.cli.commands import EXIT_CODES, app
+from dcr_s3.cli.options import AsJson, Newest, PollInterval, Quiet, RunUrl, UntilVersion, Verbose
 from dcr_s3.cli.output import Output, percent, size
 from dcr_s3.cli.stopping import stop_by_event
 from dcr_s3.cli.tables import table
@@ -25,10 +26,8 @@ def relay(
     name: Annotated[str, typer.Option("--name", help="What the relay acknowledges under at RUN.")] = "relay",
     once: Annotated[bool, typer.Option("--once", help="Copy what is committed now, then end.")] = False,
     no_ack: Annotated[bool, typer.Option("--no-ack", help="Write nothing at RUN.")] = False,
-    poll_interval: Annotated[float, typer.Option("--poll-interval", metavar="SECONDS", min=0.01)] = 2.0,
-    until_version: Annotated[
-        int | None, typer.Option("--until-version", help="End when this version is there.")
-    ] = None,
+    poll_interval: PollInterval = 2.0,
+    until_version: UntilVersion = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -123,7 +122,7 @@ def dashboard(
     port: Annotated[
         int, typer.Option("--port", help="Where to serve it, on loopback only; 0 takes a free one.")
     ] = 8321,
-    last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest versions to show.")] = 100,
+    last: Newest = 100,
     reports: Annotated[
         list[Path] | None,
         typer.Option("--reports", metavar="FILE", help="What publish or pull printed with --json, one object a line."),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dcr_s3.cli.commands import EXIT_CODES, AsJson, Quiet, Verbose, app
+from dcr_s3.cli.commands import EXIT_CODES, app
+from dcr_s3.cli.options import AsJson, Quiet, Verbose
 from dcr_s3.cli.output import Output, size
 from dcr_s3.cli.tables import table
 
