@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -26,7 +26,7 @@ from dcr_s3.reading import load_run, read_position
 from dcr_s3.replay import Replay
 from dcr_s3.reports import PublishReport
 from dcr_s3.retention import MIN_AGE_S, GcReport, gc
-from dcr_s3.sending.baseline import open_baseline
+from dcr_s3.sending.baseline import Baseline, open_baseline
 from dcr_s3.sending.commit import commit
 from dcr_s3.sending.create import Base, create_run, read_base
 from dcr_s3.sending.owners import Owners, ranges
@@ -59,7 +59,7 @@ class Sender:
         store: MeteredStore,
         run: Run,
         start: Position,
-        baseline: Mirror,
+        mirror: Mirror,
         *,
         workers: int | None,
         progress: Progress,
@@ -72,17 +72,20 @@ class Sender:
         self._parts = parts
         self._store = store
         self._start = start
-        self._baseline = baseline
         self._progress = progress
         self._resources = resources
         self._encoders = resources.enter_context(make_executor(workers, "encode"))
         self._uploaders: Executor = resources.enter_context(
             InlineExecutor() if workers == 0 else ThreadPoolExecutor(UPLOADERS, thread_name_prefix="dcr-upload")
         )
+        mover: Executor = resources.enter_context(
+            InlineExecutor() if workers == 0 else ThreadPoolExecutor(1, thread_name_prefix="dcr-baseline")
+        )
+        self._baseline = Baseline(mirror, mover, self._encoders)
         self._ahead = 1 if workers == 0 else getattr(self._encoders, "_max_workers", 1) + 2
         self._owners = owners or Owners(store)
         self._session = session or world().token(6)
-        self._epoch = baseline.position.epoch
+        self._epoch = mirror.position.epoch
         self._tries = 0
         self._announces = False
         self._busy = False
@@ -174,7 +177,13 @@ class Sender:
 
     @property
     def stopped(self) -> BaseException | None:
-        """The error after which this sender refuses to go on; only reopening the run helps."""
+        """The error after which this sender refuses to go on; only reopening the run helps.
+
+        Waits until the baseline has followed the newest commit.
+        """
+        if self._failed is None:
+            with suppress(Exception):
+                self._settled()
         return self._failed
 
     @property
@@ -199,19 +208,20 @@ class Sender:
         if self._busy:
             raise BadInput("a version is already being written; leave its block first")
         version = self.position.version + 1
+        baseline = self._settled()
         self._tries = self._tries if tries is None else tries
         attempt = self._name_attempt(self._tries)
         timeline = Timeline()
         header = SegmentHeader(self.run.run_id, version, attempt, self._owners.owner, 0)
         sizes = SegmentSizes(least_bytes=self.least_segment_bytes, dense_bytes=max(1, self.run.dense_bytes // 16))
         segments = SegmentWriter(self._store, header, self._uploaders, sizes, timeline)
-        redo = self._baseline.redo(f"{version:012d}-{attempt}")
+        redo = baseline.redo(f"{version:012d}-{attempt}")
         self._busy = True
         self._tries += 1
         before = self._store.meter.traffic.total_requests
         return VersionWriter(
             self.run,
-            self._baseline,
+            baseline,
             segments,
             redo,
             encoders=self._encoders,
@@ -269,7 +279,7 @@ class Sender:
 
     def snapshot(self) -> Snapshot:
         """Puts the newest version into the bucket as a full state, from the baseline, proving it first."""
-        return publish_snapshot(self._store, self._baseline, self._encoders, self._progress)
+        return publish_snapshot(self._store, self._settled(), self._encoders, self._progress)
 
     def sweep(self, *, min_age_s: float = MIN_AGE_S) -> GcReport:
         """Deletes what earlier senders left of attempts that can never be committed, if older than ``min_age_s``."""
@@ -282,7 +292,7 @@ class Sender:
         """Makes the baseline durable and lets go of it, of threads and connections."""
         try:
             if self._failed is None:
-                self._baseline.flush()
+                self._settled().flush()
         finally:
             self._resources.close()
 
@@ -292,24 +302,34 @@ class Sender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _settled(self) -> Mirror:
+        """The baseline's mirror at the newest version that this sender has committed."""
+        try:
+            return self._baseline.settled()
+        except BaseException as error:
+            self._failed = error
+            raise
+
     def _catch_up(self) -> None:
+        mirror = self._settled()
         replay = Replay(
             self._store,
             self.run,
             self._start,
-            self._baseline,
+            mirror,
             decoders=self._encoders,
             fetchers=self._uploaders,
             progress=self._progress,
         )
         for _ in replay.catch_up():
             pass
+        self._baseline.position = mirror.position
         self._epoch = self.position.epoch
 
     def _fence(self, tries: int = FENCE_TRIES) -> None:
         """Commits an empty version of the next epoch, on top of whatever is newest."""
         self._announces = True
-        draft = Draft((), tuple(self._baseline.digests), StateDigest(), (), 0, None)
+        draft = Draft((), tuple(self._settled().digests), StateDigest(), (), 0, None)
         for left in reversed(range(tries)):
             self._epoch = self.position.epoch + 1
             try:
@@ -320,7 +340,7 @@ class Sender:
                 if not left:
                     raise
                 self._catch_up()
-                draft = Draft((), tuple(self._baseline.digests), StateDigest(), (), 0, None)
+                draft = Draft((), tuple(self._settled().digests), StateDigest(), (), 0, None)
 
     def _name_attempt(self, tries: int) -> str:
         return attempt_name(self._epoch, self._session, tries)
@@ -371,8 +391,7 @@ class Sender:
                 else:
                     body = self._owners.follow(mine)
             committed_at = world().time()
-            with writer.timeline.stage("baseline"):
-                manifest = self._advance(body, draft)
+            manifest = self._advance(body, draft)
         except OwnerFailed:
             raise
         except BaseException as error:
@@ -393,10 +412,10 @@ class Sender:
         )
 
     def _advance(self, body: bytes, draft: Draft) -> Manifest:
-        """Moves the baseline to the version that ``body`` has committed."""
+        """Lets the baseline follow to the version that ``body`` has committed."""
         manifest, target = read_next(self.position, body)
         redo = [draft.redo] if draft.redo is not None else []
-        self._baseline.advance(target, redo, draft.digests, self._encoders)
+        self._baseline.advance(target, redo, draft.digests)
         self._tries = 0
         return manifest
 

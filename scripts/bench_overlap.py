@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +52,10 @@ def publish(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor], bytes_pe
             with sender.version() as version:
                 for name, tensor in new.items():
                     version.add(name, tensor, borrow=True)
-            assert version.report is not None
-            unions = version.timeline.unions()
-            return {**version.report.model_dump(), "unions": unions}
+            returned = time.monotonic()
+            assert sender.stopped is None  # waits for the baseline
+            follows_s = time.monotonic() - returned
+            return {**version.report.model_dump(), "unions": version.timeline.unions(), "baseline_follows_s": follows_s}
 
 
 def main() -> None:
@@ -82,6 +84,7 @@ def main() -> None:
         more = f" and {len(spans) - 12} more" if len(spans) > 12 else ""
         print(f"{stage:>12}: {best['seconds'][stage]:6.2f} s  {shown}{more}")
     print(f"{'whole':>12}: {best['seconds']['total']:6.2f} s = {ratio:.2f} x the longer of the two ({longer:.2f} s)")
+    print(f"{'baseline':>12}: {best['baseline_follows_s']:6.2f} s in the background, after the version is published")
 
 
 def longer_of(report: dict, bytes_per_s: float) -> float:

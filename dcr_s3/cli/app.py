@@ -37,7 +37,8 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except DcrError as error:
-        return _fail(type(error).__name__, str(error), error.exit_code, as_json)
+        message = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        return _fail(type(error).__name__, message, error.exit_code, as_json)
     except Stopped as stopped:
         return _fail("Stopped", str(stopped), stopped.exit_code, as_json)
     except BrokenPipeError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from dcr_s3.errors import RunExists
+from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.run import Run
 from dcr_s3.mirroring import check_base, locate, measure_run, open_mirror
 from dcr_s3.protocol.position import Position
@@ -15,7 +16,44 @@ from dcr_s3.sending.create import Base, BaseTensor
 from dcr_s3.store.base import Store
 from dcr_s3.targets.checkpoint import describe
 from dcr_s3.targets.mirror import MemoryMirror, Mirror
+from dcr_s3.targets.redo import Journal
 from dcr_s3.workers import Progress
+
+
+class Baseline:
+    """The mirror that a sender compares with, which follows each commit in the background.
+
+    A version is published once its manifest is proved; to move the mirror there takes as long as the disk does, so
+    that only who wants the cells next waits for it. Without threads in ``mover`` nothing is left for later.
+    """
+
+    def __init__(self, mirror: Mirror, mover: Executor, workers: Executor) -> None:
+        self.position = mirror.position
+        self._mirror = mirror
+        self._mover = mover
+        self._workers = workers
+        self._moving: Future[None] | None = None
+
+    def settled(self) -> Mirror:
+        """The mirror, at ``position``. Raises what kept it from getting there, such as ``DiskFull``."""
+        if self._moving is not None:
+            self._moving.result()
+        return self._mirror
+
+    def advance(self, target: Position, redo: Sequence[Journal], digests: Sequence[StateDigest]) -> None:
+        """Begins to move to ``target``, which is committed. Raises where it is known at once that it cannot."""
+        self.settled()
+        self.position = target
+        self._moving = self._mover.submit(self._move, target, redo, digests)
+        if self._moving.done():
+            self.settled()
+
+    def _move(self, target: Position, redo: Sequence[Journal], digests: Sequence[StateDigest]) -> None:
+        try:
+            self._mirror.advance(target, redo, digests, self._workers)
+        except Exception as error:
+            error.add_note(f"version {target.version} is committed; only this sender's baseline did not follow")
+            raise
 
 
 def default_state_dir() -> Path:
