@@ -13,6 +13,7 @@
     |   +-- Fenced                a newer sender has taken over the run
     |   +-- WrongBase             the bits held are not the bits the delta was made from
     |   +-- ChainBroken           a version that is needed is gone, or does not follow its parent
+    |       +-- ObjectGone            a committed object was deleted; there may be another way
     +-- ConfigError           fix an argument, a permission or a file
     |   +-- BadInput              a tensor, checkpoint or argument that cannot be used
     |   +-- BucketMissing         no such bucket
@@ -87,6 +88,10 @@ class WrongBase(ResyncError):
 
 
 class ChainBroken(ResyncError):
+    pass
+
+
+class ObjectGone(ChainBroken):
     pass
 
 

@@ -17,7 +17,6 @@ from dcr_s3.format.run import Run
 from dcr_s3.protocol.plan import cheapest
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import fetch_manifest, read_position
-from dcr_s3.replay import PLANS
 from dcr_s3.snapshots import download_snapshot
 from dcr_s3.store.base import Store
 from dcr_s3.targets.checkpoint import Checkpoint, describe, match_checkpoint
@@ -25,6 +24,7 @@ from dcr_s3.targets.copy import copy_checkpoint
 from dcr_s3.targets.directory import DirectoryMirror, acquire
 from dcr_s3.targets.mirror import measure, total
 from dcr_s3.targets.state import STATE_FILE, WORK_DIR
+from dcr_s3.ways import PLANS
 from dcr_s3.workers import Progress, no_progress
 from dcr_s3.world import world
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
-from dcr_s3.catalogue import Catalogue, read_catalogue
+from dcr_s3.catalogue import Catalogue
 from dcr_s3.delta import Changes, decode_block
 from dcr_s3.delta.account import TensorChange, account, totals
-from dcr_s3.errors import ChainBroken, CorruptObject, Forbidden, NotFound, RetryError, WrongBase
+from dcr_s3.errors import CorruptObject, NotFound, ObjectGone, RetryError, WrongBase
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.fold import Fold
 from dcr_s3.format.keys import fold_key, manifest_key, segment_key
@@ -25,15 +25,15 @@ from dcr_s3.format.region import Region
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import BlockEntry, SegmentHeader, parse_segment
 from dcr_s3.format.snapshot import Snapshot
-from dcr_s3.protocol.plan import Edge, cheapest
+from dcr_s3.protocol.plan import Edge
 from dcr_s3.protocol.position import Position
-from dcr_s3.reading import fetch_manifest
 from dcr_s3.snapshots import download_snapshot, measure_snapshot
 from dcr_s3.staging import Staged, keep, kept
 from dcr_s3.store.base import Store
 from dcr_s3.targets.checkpoint import describe
 from dcr_s3.targets.mirror import Mirror, total
 from dcr_s3.targets.redo import RedoRecord, StateJournal, remove_directory
+from dcr_s3.ways import Ways
 from dcr_s3.workers import Progress, abandon, bounded_map, no_progress
 from dcr_s3.world import world
 
@@ -44,19 +44,9 @@ FETCH_AHEAD = 4
 OWNERS_PER_LOOK = 8
 AHEAD_SEGMENT_BYTES = 64 << 20
 
-FAR_BEHIND = 4
-"""From so many versions on, a mirror looks for something cheaper than the chain."""
-
-PLANS = 5
-"""How often a way is looked for again because objects were deleted meanwhile."""
-
 
 OnChanges = Callable[[Sequence[Region], Changes], None]
 """Told of every block's changes, old bits included, before they are applied; perhaps from several threads."""
-
-
-class _Gone(ChainBroken):
-    """A committed object was deleted."""
 
 
 @dataclass(frozen=True)
@@ -109,30 +99,18 @@ class Replay:
         self._turn = 0
         self._next_seqs: dict[int, int] = {}
 
+    @property
+    def position(self) -> Position:
+        """Where the mirror stands."""
+        return self.mirror.position
+
     def catch_up(self, *, to_version: int | None = None) -> Iterator[Applied]:
         """Applies version after version until none is left (or ``to_version`` is reached).
 
         A mirror that is several versions behind, or whose next version was deleted, goes the cheapest way that the
         bucket offers instead. Raises ``ChainBroken`` if there is none.
         """
-        looked = False
-        while to_version is None or self.mirror.position.version < to_version:
-            begun = world().monotonic()
-            found = fetch_manifest(self.store, self.mirror.position)
-            if found is None:
-                return
-            if not looked and self._is_far_behind(to_version):
-                yield from self._go_cheapest(to_version)
-            else:
-                manifest, target, size = found
-                try:
-                    applied = self.apply(manifest, target, size, poll_s=world().monotonic() - begun)
-                except _Gone as error:
-                    log.info("%s; looking for another way", error)
-                    yield from self._go_cheapest(to_version, must=error)
-                else:
-                    yield applied
-            looked = True
+        return Ways(self.store, self._start, self._fetchers).catch_up(self, to_version=to_version)
 
     def apply(self, manifest: Manifest, target: Position, manifest_bytes: int, *, poll_s: float = 0.0) -> Applied:
         """Applies one manifest. Nothing of the mirror is touched before all of it is fetched, decoded and proved."""
@@ -163,49 +141,8 @@ class Replay:
         seconds = {"manifest": poll_s, "fetch_decode": middle - begun, "apply": world().monotonic() - middle}
         return Applied(kind, target.version, document.statistics.changed_elements, wire, seconds)
 
-    def _is_far_behind(self, to_version: int | None) -> bool:
-        version = self.mirror.position.version + FAR_BEHIND
-        if to_version is not None and version > to_version:
-            return False
-        try:
-            self.store.head(manifest_key(version))
-        except NotFound:
-            return False
-        return True
-
-    def _go_cheapest(self, to_version: int | None, *, must: ChainBroken | None = None) -> Iterator[Applied]:
-        """Takes the cheapest way to the newest version. What is deleted meanwhile leads to another plan.
-
-        ``must``: why the plain chain is no way.
-        """
-        for _ in range(PLANS):
-            try:
-                catalogue = read_catalogue(self.store, self._start, self.mirror.position, self._fetchers)
-            except Forbidden as error:
-                if must is not None:
-                    raise must from error
-                log.info("listing is not allowed (%s); going version by version", error)
-                return
-            wanted = catalogue.newest if to_version is None else min(to_version, catalogue.newest)
-            path = cheapest(catalogue.edges, self.mirror.position.version, wanted)
-            if path is None:
-                raise ChainBroken(
-                    f"{self.store.url}: no way leads from version {self.mirror.position.version} to {wanted} "
-                    f"({must or 'deltas between them were deleted'}), and there is no snapshot; publish one from a "
-                    "mirror that is newer"
-                )
-            if not path and must is not None:
-                raise must
-            try:
-                for edge in path:
-                    yield self._take(edge, catalogue)
-                return
-            except _Gone as error:
-                log.info("%s; looking for another way", error)
-                must = error
-        raise must or ChainBroken(f"{self.store.url}: objects disappear faster than they are read")
-
-    def _take(self, edge: Edge, catalogue: Catalogue) -> Applied:
+    def take(self, edge: Edge, catalogue: Catalogue) -> Applied:
+        """Takes one step that the bucket offers."""
         target = catalogue.positions[edge.last]
         if edge.kind == "snapshot":
             return self._apply_snapshot(catalogue.snapshots[edge.last], target)
@@ -325,7 +262,7 @@ class Replay:
             for start in range(0, len(body), RANGE_BYTES):
                 self.store.read_into(key, start, view[start : start + RANGE_BYTES])
         except NotFound:
-            raise _Gone(f"{key}: {name} names it, but it is gone; start from a newer state") from None
+            raise ObjectGone(f"{key}: {name} names it, but it is gone; start from a newer state") from None
         if sha256(body).hexdigest() != entry.sha256:
             raise CorruptObject(f"{key}: its bytes do not have the digest that {name} names")
         return body

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from dcr_s3.delta import tensor_key
-from dcr_s3.errors import BadInput, ChainBroken, CorruptObject, NotFound, PreconditionFailed, StoreUnavailable
+from dcr_s3.errors import BadInput, CorruptObject, NotFound, ObjectGone, PreconditionFailed, StoreUnavailable
 from dcr_s3.format import limits
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.keys import snapshot_key, snapshot_marker_key
@@ -157,7 +157,7 @@ def download_snapshot(
 ) -> None:
     """Fills a directory with a snapshot's files; those that are there already, bit for bit, are kept.
 
-    Raises ``ChainBroken`` if a file is gone, ``CorruptObject`` if it has other bytes than the marker names.
+    Raises ``ObjectGone`` if a file is gone, ``CorruptObject`` if it has other bytes than the marker names.
     """
     directory.mkdir(parents=True, exist_ok=True)
     done = 0
@@ -197,7 +197,7 @@ def _download(
                 progress(done)
             world().sync(handle)
         except NotFound:
-            raise ChainBroken(
+            raise ObjectGone(
                 f"{key}: its snapshot's marker names it, but it is gone; start from another state"
             ) from None
     if digest.hexdigest() != file.sha256:

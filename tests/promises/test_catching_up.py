@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from dcr_s3.errors import BadInput, ChainBroken, CorruptObject, StateMismatch
 from dcr_s3.format.keys import SNAPSHOT_PREFIX, snapshot_marker_key
 from dcr_s3.receiver import verify_directory
-from dcr_s3.replay import FAR_BEHIND
 from dcr_s3.snapshots import find_snapshot, publish_snapshot
 from dcr_s3.store.metered import MeteredStore
 from dcr_s3.targets.directory import DirectoryMirror
 from dcr_s3.testing.checkpoints import SHAPES, changed, differing, load, make_state, save
+from dcr_s3.ways import FAR_BEHIND
 from dcr_s3.workers import InlineExecutor
 
 Trial = Any
