@@ -13,7 +13,7 @@ setup(
             sources=sorted(str(path) for path in _SOURCES.glob("*.c")),
             depends=sorted(str(path) for path in _SOURCES.glob("*.h")),
             extra_compile_args=["-std=gnu11", "-O3", "-Wall", "-Wextra"],
-            libraries=["m"],
+            libraries=["m", "pthread"],
             py_limited_api=True,
             optional=True,
         )

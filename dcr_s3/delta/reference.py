@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import struct
 from typing import Any
 
@@ -306,3 +307,36 @@ def _sum_words(
 
 def _sum_products(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> int:
     return int(np.sum(left.astype(np.uint64) * right.astype(np.uint64), dtype=np.uint64))
+
+
+Places = tuple[list[Cells], list[slice], list[npt.NDArray[np.int64]]]
+"""Pieces that have places, which of the places lie in each, and their cells in it."""
+
+
+def open_places(cells: Pieces, positions: npt.NDArray[np.int64]) -> Places:
+    """Raises ValueError where positions are not strictly ascending cells of the pieces."""
+    starts = np.cumsum([0, *(len(piece) for piece in cells)])
+    if positions.size and (np.diff(positions).min(initial=1) <= 0 or positions[0] < 0 or positions[-1] >= starts[-1]):
+        raise ValueError("positions are not strictly ascending cells")
+    cuts = np.searchsorted(positions, starts).tolist()
+    spans = [slice(*cut) for cut in itertools.pairwise(cuts)]
+    return list(cells), spans, [positions[s] - start for s, start in zip(spans, starts, strict=False)]
+
+
+def put_cells(places: Places, values: Cells, threads: int) -> None:
+    """Writes a cell to every place."""
+    for piece, span, at in zip(*places, strict=True):
+        piece[at] = values[span]
+
+
+def take_cells(places: Places, values: Cells, threads: int) -> None:
+    """Reads the cell of every place into ``values``."""
+    for piece, span, at in zip(*places, strict=True):
+        values[span] = piece[at]
+
+
+def first_other(places: Places, values: Cells, threads: int) -> int:
+    """Number of the first place that does not hold what ``values`` says; their count where there is none."""
+    held = np.empty_like(values)
+    take_cells(places, held, threads)
+    return int(np.append(held != values, True).argmax())

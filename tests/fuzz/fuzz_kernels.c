@@ -10,6 +10,7 @@
 
 #include "clock.h"
 #include "kernels.h"
+#include "places.h"
 
 #define CHECK(condition) \
     do { \
@@ -164,6 +165,53 @@ static void fuzz_block(void)
     free(after);
 }
 
+/* Some places of a block: others keep their cells, and positions that are not ascending cells are refused. */
+static void fuzz_places(void)
+{
+    uint32_t cell_bytes = 1u << draw(4);
+    size_t cells = 1 + draw(draw(8) ? 300 : 200000), bytes = cells * cell_bytes, count = 0;
+    uint8_t *plain = malloc(bytes), *values = malloc(bytes);
+    int64_t *positions = malloc(8 * cells);
+    uint64_t density = 1 + draw(5);
+    for (size_t n = 0; n < bytes; n++)
+        plain[n] = (uint8_t)draw(256);
+    for (size_t n = 0; n < cells; n++)
+        if (!draw(density))
+            positions[count++] = (int64_t)n;
+    cut_block old = cut(plain, cells, cell_bytes);
+    int64_t *exact = malloc(8 * count + 1);
+    memcpy(exact, positions, 8 * count);
+    places at;
+    CHECK(open_places(&old.cells, cell_bytes, exact, count, &at) == DONE);
+    unsigned threads = (unsigned)draw(4);
+    take_cells(&at, values, threads);
+    for (size_t n = 0; n < count; n++) {
+        CHECK(!memcmp(values + n * cell_bytes, plain + (size_t)exact[n] * cell_bytes, cell_bytes));
+        values[n * cell_bytes] ^= 1;
+        plain[(size_t)exact[n] * cell_bytes] ^= 1;
+    }
+    CHECK(first_other(&at, values, threads) == 0);
+    put_cells(&at, values, threads);
+    CHECK(first_other(&at, values, threads) == count);
+    for (size_t number = 0, first = 0; number < old.cells.count; first += old.pieces[number++].cells)
+        CHECK(!memcmp(old.pieces[number].data, plain + first * cell_bytes, old.pieces[number].cells * cell_bytes));
+    if (count) {
+        size_t wrong = draw(count);
+        values[wrong * cell_bytes] ^= 1;
+        CHECK(first_other(&at, values, threads) == wrong);
+        exact[wrong] = draw(2) ? (int64_t)(cells + draw(9)) : -1 - (int64_t)draw(9);
+        close_places(&at);
+        CHECK(open_places(&old.cells, cell_bytes, exact, count, &at) == BAD_POSITIONS);
+    } else {
+        close_places(&at);
+    }
+    release(&old);
+    free(plain);
+    free(values);
+    free(positions);
+    free(exact);
+}
+
 /* The decoder's guess of the clock must never be ahead of it: it only searches forward from there. */
 static void check_guesses(size_t rounds)
 {
@@ -193,6 +241,7 @@ int main(int count, char **arguments)
     for (size_t round = 0; round < rounds; round++) {
         set_simd_level((int)draw(3));
         fuzz_block();
+        fuzz_places();
     }
     printf("%zu rounds, instruction sets up to %d\n", rounds, best_simd_level());
     return 0;

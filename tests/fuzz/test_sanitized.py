@@ -22,7 +22,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("no C compiler")
     target = tmp_path_factory.mktemp("fuzz") / "fuzz_kernels"
-    sources = [path for path in sorted(NATIVE.glob("*.c")) if path.name != "module.c"]
+    sources = [path for path in sorted(NATIVE.glob("*.c")) if not path.name.startswith("module")]
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     command = [
         compiler,
@@ -32,7 +32,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"-I{NATIVE}",
         Path(__file__).with_name("fuzz_kernels.c"),
     ]
-    subprocess.run([*command, *sources, "-lm", "-o", target], check=True)
+    subprocess.run([*command, *sources, "-lm", "-pthread", "-o", target], check=True)
     return target
 
 

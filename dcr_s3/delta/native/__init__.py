@@ -109,6 +109,25 @@ def digest_at(key: tuple[int, int, int, int], indices: npt.NDArray[np.uint64], c
     return _native.digest_at(key, np.ascontiguousarray(indices, np.uint64), cells, cells.itemsize)
 
 
+def open_places(cells: Pieces, positions: npt.NDArray[np.int64]) -> object:
+    places = _native.open_places(cells, cells[0].itemsize if cells else 1, np.ascontiguousarray(positions, np.int64))
+    if places is None:
+        raise ValueError("positions are not strictly ascending cells")
+    return places
+
+
+def put_cells(places: object, values: Cells, threads: int) -> None:
+    _native.put_cells(places, values, threads)
+
+
+def take_cells(places: object, values: Cells, threads: int) -> None:
+    _native.take_cells(places, values, threads)
+
+
+def first_other(places: object, values: Cells, threads: int) -> int:
+    return _native.first_other(places, values, threads)
+
+
 def _scheme(fields: Fields, model: HazardModel | None = None) -> bytes:
     """The C kernels' view of an element type and a block's hazards."""
     numbers = (fields.cell_bytes, fields.order, fields.exponent_shift, fields.exponent_mask)

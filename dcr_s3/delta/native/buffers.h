@@ -61,7 +61,7 @@ failed:
 }
 
 /* Reads a packed scheme; on failure sets an exception. */
-static int read_scheme(const Py_buffer *packed, scheme *type)
+static inline int read_scheme(const Py_buffer *packed, scheme *type)
 {
     if (packed->len != (Py_ssize_t)sizeof *type) {
         PyErr_SetString(PyExc_ValueError, "a scheme of another size");

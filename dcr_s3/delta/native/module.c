@@ -324,7 +324,12 @@ static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_native", "Compiled kernels; see dcr_s3.delta.native.", -1, methods, NULL, NULL, NULL, NULL,
 };
 
+extern PyMethodDef places_methods[]; /* module_places.c */
+
 PyMODINIT_FUNC PyInit__native(void)
 {
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddFunctions(module, places_methods) < 0)
+        Py_CLEAR(module);
+    return module;
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -17,12 +19,12 @@ from dcr_s3.format.run import TensorSpec
 from dcr_s3.targets.checkpoint import describe
 from dcr_s3.targets.engine.changes import Changed
 from dcr_s3.targets.engine.intercept import Caught, catch, find, shadowed
-from dcr_s3.targets.engine.scatter import Scatter, make_scatters
-from dcr_s3.targets.placement import Block, Indices, Route
+from dcr_s3.targets.engine.scatter import Part, Scatter, make_scatters
+from dcr_s3.targets.placement import Block, Route
 from dcr_s3.targets.placement_bind import bind_loader, move_to_dense
 from dcr_s3.targets.placement_trace import LoadWeights
 from dcr_s3.targets.residence import block_cells, tensor_digest
-from dcr_s3.targets.storages import Storages, canonical_tensor, host
+from dcr_s3.targets.storages import Storages, canonical_tensor
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +96,18 @@ class BoundEngine:
         """Raises ``StateMismatch`` if memory of the engine moved since it was bound."""
         self.storages.check_in_place(self.engine.tensors())
 
-    def stage(self, changes: Mapping[int, Changed], canonical: Canonical, *, check_old: bool = True) -> Update:
+    def stage(self, changes: Mapping[int, Changed], canonical: Canonical) -> Update:
         """Prepares the writes for ``changes`` by tensor number, against ``canonical``, the bits of the version held.
 
-        Without ``check_old``, ``canonical`` is asked for tensors alone that are not planned. Writes nothing. Raises
+        Of planned tensors whose changes bring their old bits, ``canonical`` is not asked. Writes nothing. Raises
         ``StateMismatch`` naming a tensor that does not hold these bits where it is to change.
         """
         update = Update()
-        parts: dict[int, list[tuple[Indices, Cells]]] = {}
+        parts: dict[int, list[Part]] = {}
         for number, changed in changes.items():
             if self.placement.plans[number].route is Route.PLANNED:
                 for block in self.placement.plans[number].blocks:
-                    self._stage_block(block, changed, canonical if check_old else None, parts)
+                    self._stage_block(block, changed, canonical, parts)
         for numbers in self._chunks(n for n in changes if self.placement.plans[n].route is Route.LOADER):
             caught = self._catch(numbers, lambda n: changes[n].over(canonical(n)))
             for number in numbers:
@@ -113,7 +115,8 @@ class BoundEngine:
                     _, coordinates = block.held(changes[number].positions)
                     places = block.places(coordinates)
                     values = find(caught, block, self.specs[number].name).at(places)
-                    parts.setdefault(block.storage, []).append((places, values))
+                    parts.setdefault(block.storage, []).append(Part(self.specs[number].name, places, values))
+        self._check_complete(changes, parts)
         update.scatters = list(make_scatters(self.storages.items, parts))
         for group in self.placement.groups():
             if any(n in changes for n in group):
@@ -224,26 +227,28 @@ class BoundEngine:
         if chunk:
             yield chunk
 
-    def _stage_block(
-        self,
-        block: Block,
-        changed: Changed,
-        canonical: Canonical | None,
-        parts: dict[int, list[tuple[Indices, Cells]]],
-    ) -> None:
+    def _stage_block(self, block: Block, changed: Changed, canonical: Canonical, parts: dict[int, list[Part]]) -> None:
         chosen, coordinates = block.held(changed.positions)
         if not coordinates[0].size:
             return
-        places = block.places(coordinates)
-        if canonical is not None:
-            cells = self.storages.items[block.storage].cells
-            held = host(cells[torch.from_numpy(places).to(cells.device)])
-            if not np.array_equal(held, canonical(block.region.tensor)[changed.positions[chosen]]):
-                raise StateMismatch(
-                    f"tensor {self.specs[block.region.tensor].name}: the engine does not hold the bits of the version "
-                    "it is at; something else wrote to it. Load it anew"
-                )
-        parts.setdefault(block.storage, []).append((places, changed.values[chosen]))
+        number = block.region.tensor
+        old = changed.old[chosen] if changed.old is not None else canonical(number)[changed.positions[chosen]]
+        part = Part(self.specs[number].name, block.places(coordinates), changed.values[chosen], old)
+        parts.setdefault(block.storage, []).append(part)
+
+    def _check_complete(self, changes: Mapping[int, Changed], parts: Mapping[int, Sequence[Part]]) -> None:
+        """Every change of a tensor that is held entirely has a place."""
+        placed = Counter[str]()
+        for part in chain.from_iterable(parts.values()):
+            placed[part.name] += part.places.size
+        for number in self.placement.by_route(Route.PLANNED, Route.LOADER):
+            if number in changes and self.placement.holds(number):
+                name, wanted = self.specs[number].name, changes[number].positions.size
+                if placed[name] != wanted:
+                    raise StateMismatch(
+                        f"tensor {name}: {placed[name]:,} of its {wanted:,} changes have a place in the engine; bind "
+                        "the engine again"
+                    )
 
     def _names(self, numbers: Sequence[int]) -> str:
         return describe([self.specs[n].name for n in numbers])

@@ -19,10 +19,13 @@ from dcr_s3.targets.redo import Journal, RedoRecord, read_redo
 
 @dataclass(frozen=True)
 class Changed:
-    """Ascending canonical ``positions`` (int64) of one tensor and the ``values`` (cells) they get."""
+    """Ascending canonical ``positions`` (int64) of one tensor and the ``values`` (cells) they get; ``old``, where it is
+    known, are those they have.
+    """
 
     positions: Indices
     values: Cells
+    old: Cells | None = None
 
     def over(self, cells: Cells) -> Cells:
         """A copy of all the tensor's cells, with the changes made."""
@@ -33,11 +36,11 @@ class Changed:
 
 def collect(records: Iterable[RedoRecord]) -> dict[int, Changed]:
     """Changes by tensor number; of a cell that is named twice the later value counts."""
-    parts: dict[int, list[tuple[Indices, Cells]]] = defaultdict(list)
+    parts: dict[int, list[Changed]] = defaultdict(list)
     for record in records:
         for region, span, first in split_positions(record.regions, record.positions):
             index = region.canonical(record.positions[span] - np.uint32(first)).astype(np.int64)
-            parts[region.tensor].append((index, record.values[span]))
+            parts[region.tensor].append(Changed(index, record.values[span]))
     return {number: join_parts(found) for number, found in parts.items()}
 
 
@@ -57,14 +60,15 @@ def _differences(state: Checkpoint, mirror: Mirror) -> Iterator[tuple[int, Chang
             yield number, Changed(positions, copies[0][positions])
 
 
-def join_parts(parts: Sequence[tuple[Indices, Cells]]) -> Changed:
+def join_parts(parts: Sequence[Changed]) -> Changed:
     """Changes of one tensor in order; of a cell that is named twice the later value counts."""
-    positions = np.concatenate([p for p, _ in parts])
-    values = np.concatenate([v for _, v in parts])
-    steps = np.diff(positions)
-    if steps.size and int(steps.min()) <= 0:
+    positions = np.concatenate([p.positions for p in parts])
+    values = np.concatenate([p.values for p in parts])
+    known = [p.old for p in parts if p.old is not None]
+    old = np.concatenate(known) if len(known) == len(parts) else None
+    if positions.size > 1 and not bool((positions[1:] > positions[:-1]).all()):
         order = np.argsort(positions, kind="stable")
+        order = order[np.append(np.diff(positions[order]) > 0, True)]
         positions, values = positions[order], values[order]
-        last = np.append(np.diff(positions) > 0, True)
-        positions, values = positions[last], values[last]
-    return Changed(positions, values)
+        old = old[order] if old is not None else None
+    return Changed(positions, values, old)

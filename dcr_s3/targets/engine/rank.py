@@ -30,7 +30,7 @@ _CACHED_CELLS = 1 << 28
 class Draft:
     """What a rank has decoded of one version. ``delta`` is what its duty adds to the state digest."""
 
-    parts: dict[int, list[tuple[Indices, Cells]]] = field(default_factory=dict)
+    parts: dict[int, list[Changed]] = field(default_factory=dict)
     delta: StateDigest = field(default_factory=StateDigest)
     changed_elements: int = 0
 
@@ -88,6 +88,10 @@ class RankEngine:
         """False if nothing of a block is held here."""
         return any(self._held.touches(region) for region in block.regions)
 
+    def holds_of(self, number: int) -> bool:
+        """True where anything of a tensor is held here."""
+        return self._held.touches(Region.run(number, 0, self.bound.specs[number].cells))
+
     def check(self, block: BlockEntry, where: str) -> None:
         """Raises ``CorruptObject`` for a block that does not fit the run, ``BadInput`` for one that this rank cannot
         decode.
@@ -127,16 +131,27 @@ class RankEngine:
             old_cells, new_cells = changes.old[span], changes.new[span]
             if order is not None:
                 index, old_cells, new_cells = index[order], old_cells[order], new_cells[order]
-            draft.parts.setdefault(region.tensor, []).append((index, new_cells))
+            draft.parts.setdefault(region.tensor, []).append(Changed(index, new_cells, old_cells))
             draft.delta += self._counted_delta(region.tensor, index, old_cells, new_cells)
         draft.changed_elements += block.changed
+
+    def replace(self, number: int, cells: Cells, draft: Draft) -> None:
+        """Adds what separates the tensor that is held from ``cells``, all its new ones, to ``draft``."""
+        blocks = self.bound.placement.plans[number].blocks
+        old = self.kept[number] if number in self.kept else self._assemble(blocks, cells.copy())
+        positions = np.flatnonzero(old != cells).astype(np.int64)
+        if positions.size:
+            new, before = cells[positions], old[positions]
+            draft.parts.setdefault(number, []).append(Changed(positions, new, before))
+            draft.delta += self._counted_delta(number, positions, before, new)
+            draft.changed_elements += positions.size
 
     def stage(self, draft: Draft, *, last: bool) -> Update:
         """Writes for what ``draft`` has of planned tensors; with ``last``, also of all others."""
         plans = self.bound.placement.plans
         ready = draft.take(n for n in list(draft.parts) if last or plans[n].route is Route.PLANNED)
         held = {n: c for n, c in ready.items() if plans[n].route is Route.PLANNED or n in self.kept}
-        update = self.bound.stage(held, self.kept.__getitem__, check_old=False)
+        update = self.bound.stage(held, self.kept.__getitem__)
         update.kept = {n: (c, self.kept[n][c.positions]) for n, c in held.items() if n in self.kept}
         self._whole.clear()
         return update
@@ -171,12 +186,12 @@ class RankEngine:
         if number not in self._whole:
             if sum(c.size for c in self._whole.values()) > _CACHED_CELLS:
                 self._whole.clear()
-            self._whole[number] = self._assemble(number, blocks)
+            spec = self.bound.specs[number]
+            self._whole[number] = self._assemble(blocks, np.zeros(spec.cells, f"<u{spec.type.cell_bytes}"))
         return region.gather(self._whole[number])
 
-    def _assemble(self, number: int, blocks: Sequence[Block]) -> Cells:
-        spec = self.bound.specs[number]
-        whole: Cells = np.zeros(spec.cells, f"<u{spec.type.cell_bytes}")
+    def _assemble(self, blocks: Sequence[Block], whole: Cells) -> Cells:
+        """``whole``, all cells of a tensor, with those that are held here written over it."""
         for block in blocks:
             region = block.region
             strides = tuple(s * whole.itemsize for s in region.strides)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from dcr_s3.delta import apply_changes
+from dcr_s3.delta import Places
 from dcr_s3.errors import StateMismatch
 from dcr_s3.format.cells import Cells
 from dcr_s3.targets.placement import Indices
 from dcr_s3.targets.storages import Storage, device_cells, host
 
-_POSITIONS = 1 << 32
+
+class Part(NamedTuple):
+    """New cells of canonical tensor ``name`` at ``places`` of an engine storage, and, where known, those there now."""
+
+    name: str
+    places: Indices
+    new: Cells
+    old: Cells | None = None
 
 
 class Scatter(Protocol):
@@ -38,35 +46,29 @@ class Scatter(Protocol):
 
 @dataclass
 class HostScatter:
-    """For storages of one width in host memory: ``positions`` (uint32, ascending) count along their ``cells``, one
-    storage after the other.
-    """
+    """For storages of one width in host memory; ``ends`` counts the places up to the end of each storage."""
 
     storages: list[Storage]
-    cells: list[Cells]
-    positions: npt.NDArray[np.uint32]
+    ends: list[int]
+    places: Places
     new: Cells
     old: Cells
 
     @property
     def size(self) -> int:
-        return self.positions.size
+        return self.places.size
 
     def write(self) -> None:
-        apply_changes(self.cells, self.positions, self.new)
+        self.places.put(self.new)
 
     def undo(self) -> None:
-        apply_changes(self.cells, self.positions, self.old)
+        self.places.put(self.old)
 
     def check(self) -> None:
-        ends = np.cumsum([cells.size for cells in self.cells])
-        cuts = [0, *np.searchsorted(self.positions, ends).tolist()]
-        for number, (cells, end) in enumerate(zip(self.cells, ends.tolist(), strict=True)):
-            span = slice(cuts[number], cuts[number + 1])
-            places = self.positions[span].astype(np.int64) - (end - cells.size)
-            if not np.array_equal(cells[places], self.new[span]):
-                name = self.storages[number].names[0]
-                raise StateMismatch(f"engine tensor {name}: does not hold what was written to it")
+        found = self.places.first_other(self.new)
+        if found is not None:
+            name = self.storages[bisect_right(self.ends, found)].names[0]
+            raise StateMismatch(f"engine tensor {name}: does not hold what was written to it")
 
 
 @dataclass
@@ -93,45 +95,63 @@ class DeviceScatter:
             raise StateMismatch(f"engine tensor {self.storage.names[0]}: does not hold what was written to it")
 
 
-def make_scatters(
-    storages: Sequence[Storage], parts: Mapping[int, Sequence[tuple[Indices, Cells]]]
-) -> Iterator[Scatter]:
-    """From (places, new cells) per storage number. The old cells are read from the engine."""
-    by_width: dict[int, list[tuple[Storage, Indices, Cells]]] = {}
+def make_scatters(storages: Sequence[Storage], parts: Mapping[int, Sequence[Part]]) -> Iterator[Scatter]:
+    """From parts by storage number. The old cells are read from the engine.
+
+    Raises ``StateMismatch`` where they are not what a part says: something else wrote there, or the placement is wrong.
+    """
+    by_width: dict[int, list[int]] = {}
     for number, found in parts.items():
         storage = storages[number]
-        places, new = (np.concatenate(column) if len(found) > 1 else column[0] for column in zip(*found, strict=True))
         if storage.cells.device.type == "cpu":
-            if places.size > 1 and int(np.diff(places).min()) <= 0:
-                order = np.argsort(places)
-                places, new = places[order], new[order]
-            by_width.setdefault(storage.cells.element_size(), []).append((storage, places, new))
-        else:
-            on_device = torch.from_numpy(places).to(storage.cells.device)
-            yield DeviceScatter(storage, on_device, device_cells(new, storage.cells), storage.cells[on_device])
-    for found_of_width in by_width.values():
-        yield from _host_scatters(found_of_width)
+            by_width.setdefault(storage.cells.element_size(), []).append(number)
+            continue
+        joined = _Joined(found)
+        on_device = torch.from_numpy(joined.places).to(storage.cells.device)
+        old = storage.cells[on_device]
+        joined.check(host(old))
+        yield DeviceScatter(storage, on_device, device_cells(joined.new, storage.cells), old)
+    for numbers in by_width.values():
+        numbers.sort(key=lambda n: storages[n].cells.data_ptr())
+        yield _host_scatter([storages[n] for n in numbers], [_Joined(parts[n]) for n in numbers])
 
 
-def _host_scatters(found: Sequence[tuple[Storage, Indices, Cells]]) -> Iterator[HostScatter]:
-    """Joined as far as 32-bit positions reach."""
-    group: list[tuple[Storage, Indices, Cells]] = []
-    cells = 0
-    for one in found:
-        if group and cells + one[0].cells.numel() > _POSITIONS:
-            yield _join(group)
-            group, cells = [], 0
-        group.append(one)
-        cells += one[0].cells.numel()
-    if group:
-        yield _join(group)
+class _Joined:
+    """All parts of one storage, in the order of its cells."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._order: Indices | None = None
+        self.places = np.concatenate([p.places for p in parts]) if len(parts) > 1 else parts[0].places
+        self.new = np.concatenate([p.new for p in parts]) if len(parts) > 1 else parts[0].new
+        if self.places.size > 1 and not bool((self.places[1:] > self.places[:-1]).all()):
+            self._order = np.argsort(self.places, kind="stable")
+            self.places, self.new = self.places[self._order], self.new[self._order]
+
+    def check(self, held: Cells) -> None:
+        """Raises ``StateMismatch`` unless these are the parts' old cells."""
+        if self._order is not None:
+            unordered = np.empty_like(held)
+            unordered[self._order] = held
+            held = unordered
+        start = 0
+        for part in self._parts:
+            end = start + part.places.size
+            if part.old is not None and not np.array_equal(held[start:end], part.old):
+                raise StateMismatch(
+                    f"tensor {part.name}: the engine does not hold the bits of the version it is at; something else "
+                    "wrote to it. Load it anew"
+                )
+            start = end
 
 
-def _join(group: Sequence[tuple[Storage, Indices, Cells]]) -> HostScatter:
-    cells = [host(storage.cells) for storage, _, _ in group]
-    starts = np.cumsum([0, *(one.size for one in cells)]).tolist()
-    placed = zip(group, starts, strict=False)
-    positions = np.concatenate([(places + start).astype(np.uint32) for (_, places, _), start in placed])
-    old = np.concatenate([one[places] for one, (_, places, _) in zip(cells, group, strict=True)])
-    new = np.concatenate([values for _, _, values in group])
-    return HostScatter([s for s, _, _ in group], cells, positions, new, old)
+def _host_scatter(storages: list[Storage], joined: Sequence[_Joined]) -> HostScatter:
+    cells = [host(storage.cells) for storage in storages]
+    starts = accumulate((one.size for one in cells), initial=0)
+    positions = np.concatenate([one.places + start for one, start in zip(joined, starts, strict=False)])
+    ends = list(accumulate(one.places.size for one in joined))
+    places = Places(cells, positions)
+    old = places.take()
+    for one, start, end in zip(joined, [0, *ends], ends, strict=False):
+        one.check(old[start:end])
+    return HostScatter(storages, ends, places, np.concatenate([one.new for one in joined]), old)

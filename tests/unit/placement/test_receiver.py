@@ -11,10 +11,17 @@ import torch
 from safetensors.torch import save_file
 
 from dcr_s3 import Receiver, Sender
+from dcr_s3.delta import Places
 from dcr_s3.errors import ApplyExpired, BadInput, ReplicaUnfit, StateMismatch
+from dcr_s3.format.cells import Cells
 from dcr_s3.store.memory import MemoryStore
 from dcr_s3.targets.engine.apply import NoGate
+from dcr_s3.targets.engine.bound import Canonical, Update
+from dcr_s3.targets.engine.changes import Changed
+from dcr_s3.targets.engine.scatter import HostScatter
 from dcr_s3.targets.module import ModuleTarget
+from dcr_s3.targets.placement import Block
+from dcr_s3.targets.storages import host
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toys
@@ -103,17 +110,61 @@ def test_full_proof_catches_what_the_scatter_missed(
     before = toys.bits(toy)
     whole = target.bound.stage
 
-    def missing_some(*arguments: object) -> object:
-        update = whole(*arguments)
-        (scatter,) = update.scatters
-        scatter.positions, scatter.new, scatter.old = scatter.positions[5:], scatter.new[5:], scatter.old[5:]
-        return update
+    def missing_some(changes: dict[int, Changed], canonical: Canonical) -> Update:
+        return whole({n: Changed(c.positions[5:], c.values[5:]) for n, c in changes.items()}, canonical)
 
     sender.publish(toys.changed(state, 1))
     monkeypatch.setattr(target.bound, "stage", missing_some)
     with pytest.raises(StateMismatch, match="the engine does not hold the version's bits"):
         receiver.pull()
     assert toys.bits(toy) == before
+    sender.close()
+
+
+def test_reading_back_catches_a_write_that_did_not_arrive(
+    memory_store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, sender = publish_base(toys.Fused, memory_store, tmp_path / "dir")
+    toy = loaded(toys.Fused, state)
+    target = ModuleTarget(toy)
+    receiver = Receiver(memory_store, tmp_path / "dir", engine=target, workers=0)
+    receiver.pull()
+    before = toys.bits(toy)
+    sender.publish(toys.changed(state, 1))
+    put = Places.put
+
+    def all_but_the_last(self: Places, values: Cells) -> None:
+        kept = self.take()
+        put(self, np.append(values[:-1], kept[-1:]))
+
+    monkeypatch.setattr(Places, "put", all_but_the_last)
+    with pytest.raises(StateMismatch, match="does not hold what was written to it"):
+        receiver.pull()
+    assert toys.bits(toy) == before
+    sender.close()
+
+
+def test_a_change_without_a_place_and_a_wrong_place_are_noticed_before_the_pause(
+    memory_store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, sender = publish_base(toys.Fused, memory_store, tmp_path / "dir")
+    toy = loaded(toys.Fused, state)
+    target = ModuleTarget(toy)
+    receiver = Receiver(memory_store, tmp_path / "dir", engine=target, workers=0)
+    receiver.pull()
+    before = toys.bits(toy)
+    sender.publish(toys.changed(state, 1))
+    places, held = Block.places, Block.held
+    with monkeypatch.context() as patched:
+        patched.setattr(Block, "places", lambda self, at: places(self, at)[::-1])
+        with pytest.raises(StateMismatch, match="the engine does not hold the bits of the version it is at"):
+            receiver.pull()
+    with monkeypatch.context() as patched:
+        patched.setattr(Block, "held", lambda self, at: held(self, at[:-1]))
+        with pytest.raises(StateMismatch, match="changes have a place in the engine"):
+            receiver.pull()
+    assert toys.bits(toy) == before
+    receiver.pull()
     sender.close()
 
 
@@ -126,13 +177,15 @@ def test_a_replica_whose_wrong_writes_cannot_be_undone_is_closed(
     receiver.pull()
     whole = target.bound.stage
 
-    def one_off(*arguments: object) -> object:
-        update = whole(*arguments)
-        update.scatters[0].positions = np.arange(update.scatters[0].size, dtype=np.uint32)
+    def elsewhere(changes: dict[int, Changed], canonical: Canonical) -> Update:
+        update = whole(changes, canonical)
+        (scatter,) = update.scatters
+        assert isinstance(scatter, HostScatter)
+        scatter.places = Places([host(s.cells) for s in scatter.storages], np.arange(scatter.size, dtype=np.int64))
         return update
 
     sender.publish(toys.changed(state, 1, share=0.3))
-    monkeypatch.setattr(target.bound, "stage", one_off)
+    monkeypatch.setattr(target.bound, "stage", elsewhere)
     for _ in range(2):
         with pytest.raises(ReplicaUnfit):
             receiver.pull()
