@@ -7,35 +7,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dcr_s3 import errors
-from dcr_s3.errors import ChainBroken, CorruptObject, DcrError, NotFound, StateMismatch
-from dcr_s3.format.digest import sha256_hex
-from dcr_s3.format.keys import manifest_key
-from dcr_s3.format.manifest import Manifest, SegmentEntry
-from dcr_s3.format.segment import TRAILER_BYTES, BlockEntry, parse_tail
+from dcr_s3.errors import BadInput, DcrError, StateMismatch
+from dcr_s3.intake import Intake
 from dcr_s3.protocol.position import Position
-from dcr_s3.reading import fetch_manifest, load_run, read_position
-from dcr_s3.store import open_store
+from dcr_s3.reading import load_run, read_position
 from dcr_s3.store.base import Store
+from dcr_s3.store.nearby import open_nearest
 from dcr_s3.targets.checkpoint import Checkpoint
 from dcr_s3.targets.engine.apply import Applier, NoGate
 from dcr_s3.targets.engine.bound import Engine, Update
 from dcr_s3.targets.engine.holding import Duty
 from dcr_s3.targets.engine.rank import Draft, RankEngine
-from dcr_s3.workers import bounded_map
 from dcr_s3.world import world
 
 log = logging.getLogger(__name__)
-
-FETCHERS = 4
-GAP_BYTES = 4 << 10
-"""Payloads that are not needed but lie in a gap this small between needed ones are read along."""
 
 
 class Rank:
@@ -52,25 +42,33 @@ class Rank:
         self._before: Position | None = None
         self._staging: threading.Thread | None = None
         self._target: Position | None = None
-        self._draft = Draft()
+        self._intake: Intake | None = None
         self._updates: list[Update] = []
         self._written = 0
-        self._wire_bytes = 0
         self._stage_s = 0.0
         self._error = self._error_kind = ""
 
-    def open(self, run: str | Store, base: str, pause_limit_s: float = 30.0) -> dict[str, Any]:
-        """Binds the engine, which was loaded from checkpoint directory ``base``. Opened already, it says the same.
+    def open(
+        self, run: str | Store, base: str, pause_limit_s: float = 30.0, nearby: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Binds the engine, which was loaded from checkpoint directory ``base``. Opened already, it reads from the
+        addresses that are given now. ``nearby`` as for :func:`open_nearest`.
 
         Returns ``held``: regions as [tensor, start, shape, strides]; and how many tensors go which way.
         """
         begun = world().monotonic()
+        store = open_nearest(run, nearby) if isinstance(run, str) else run
+        found, start = load_run(store)
         if self._rank is None:
-            self._store = open_store(run) if isinstance(run, str) else run
-            self._run, self._start = load_run(self._store)
-            opened = RankEngine(self._engine, self._run.tensors, Checkpoint.open(Path(base)), unwritten=self._unwritten)
+            opened = RankEngine(self._engine, found.tensors, Checkpoint.open(Path(base)), unwritten=self._unwritten)
             self._applier = Applier(opened.bound, NoGate(), limit_s=pause_limit_s)
-            self._rank = opened
+            self._rank, self._run, self._start = opened, found, start
+        elif found.run_id != self._run.run_id:
+            raise BadInput(
+                f"{store.url}: is run {found.run_id}, but the engine follows {self._run.run_id}; start the engine anew"
+            )
+        self._store = store
+        self._applied().limit_s = pause_limit_s
         regions = [[r.tensor, r.start, list(r.shape), list(r.strides)] for r in self._rank.regions]
         routes = self._rank.bound.placement.counts()
         version = self._position.version if self._position is not None else None
@@ -84,8 +82,9 @@ class Rank:
         return self.digests()
 
     def settle(self, version: int) -> None:
-        """Says which version the group holds, once that is proved."""
+        """Says which version the group holds, once that is proved. What led there can no longer be undone."""
         self._position = read_position(self._store_opened(), self._start, version)
+        self._forget()
 
     def digests(self) -> dict[str, str]:
         """By tensor number, the digest of what this rank counts, read from the engine's memory."""
@@ -105,24 +104,28 @@ class Rank:
             for spec, plan in zip(bound.specs, bound.placement.plans, strict=True)
         ]
 
-    def stage(self, write: bool = False, wait: bool = True) -> dict[str, Any]:
-        """Fetches, decodes and stages the next version, which must be committed; returns :meth:`status`.
+    def stage(self, kind: str, last: int, write: bool = False, wait: bool = True) -> dict[str, Any]:
+        """Fetches, decodes and stages a step to version ``last``, which must be committed; returns :meth:`status`.
 
-        With ``write``, each segment is written to the engine as soon as it is staged, for which the engine must be
-        paused. Without ``wait`` it goes on in a thread of its own.
+        ``kind``: "delta", "fold" or "snapshot". With ``write``, each segment (each file of a snapshot) is written to
+        the engine as soon as it is staged, for which the engine must be paused. Without ``wait`` it goes on in a thread
+        of its own.
         """
         self._applied().check_fit()
         if self._staging is not None and self._staging.is_alive():
             return self.status()
         self._forget()
-        self._staging = threading.Thread(target=self._stage, args=(write,), name="dcr-stage", daemon=True)
+        self._staging = threading.Thread(target=self._stage, args=(kind, last, write), name="dcr-stage", daemon=True)
         self._staging.start()
         if wait:
             self._staging.join()
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """Where this rank is. ``delta`` is what its share adds to the state digest once ``staged`` is written."""
+        """Where this rank is. ``delta`` is what its share adds to the state digest once ``staged`` is written;
+        ``staged`` and ``written`` tell of a step that is not settled yet.
+        """
+        draft = self._intake.draft if self._intake is not None else Draft()
         busy = self._staging is not None and self._staging.is_alive()
         return {
             "version": self._position.version if self._position is not None else None,
@@ -130,9 +133,10 @@ class Rank:
             "busy": busy,
             "error": self._error,
             "error_kind": self._error_kind,
-            "delta": self._draft.delta.hex(),
-            "changed_elements": self._draft.changed_elements,
-            "wire_bytes": self._wire_bytes,
+            "written": self._written > 0,
+            "delta": draft.delta.hex(),
+            "changed_elements": draft.changed_elements,
+            "wire_bytes": self._intake.wire_bytes if self._intake is not None else 0,
             "stage_s": self._stage_s,
             "unfit": self._applied().unfit,
         }
@@ -163,6 +167,8 @@ class Rank:
 
     def undo(self) -> dict[str, Any]:
         """Puts back what :meth:`apply`, or :meth:`stage` with ``write``, has written."""
+        if self._staging is not None:
+            self._staging.join()
         bound = self._opened().bound
         applied = self._target is not None and self._position is self._target
         for update in reversed(self._updates[: self._written]):
@@ -174,75 +180,31 @@ class Rank:
         self._forget()
         return self.status()
 
-    def _stage(self, write: bool) -> None:
+    def _stage(self, kind: str, last: int, write: bool) -> None:
         begun = world().monotonic()
         try:
             position = self._position
             if position is None:
                 raise StateMismatch("this rank does not know which version it holds; settle it first")
-            found = fetch_manifest(self._store_opened(), position)
-            if found is None:
-                raise ChainBroken(f"version {position.version + 1} is not committed")
-            manifest, target, size = found
-            self._wire_bytes += size
-            for update in self._updates_of(manifest):
+            rank = self._opened()
+            intake = self._intake = Intake(self._store_opened(), self._run, self._start, rank, position, kind, last)
+            for update in intake.updates():
                 self._updates.append(update)
                 if write:
-                    self._opened().bound.write(update, lambda: None)
+                    rank.bound.write(update, lambda: None)
                     self._written = len(self._updates)
-            self._target = target
+            self._target = intake.target
         except Exception as error:
             if not isinstance(error, DcrError):
                 log.exception("staging failed")
             self._error, self._error_kind = str(error), type(error).__name__
         self._stage_s = world().monotonic() - begun
 
-    def _updates_of(self, manifest: Manifest) -> Iterator[Update]:
-        rank, name = self._opened(), manifest_key(manifest.version)
-        with ThreadPoolExecutor(FETCHERS, thread_name_prefix="dcr-fetch") as fetchers:
-            fetched = bounded_map(
-                fetchers, lambda e: self._fetch(manifest.key(e), e, name), manifest.segments, ahead=FETCHERS
-            )
-            for where, blocks in fetched:
-                for block, payload in blocks:
-                    rank.decode(block, payload, self._draft, where)
-                yield rank.stage(self._draft, last=False)
-        yield rank.stage(self._draft, last=True)
-
-    def _fetch(self, key: str, entry: SegmentEntry, name: str) -> tuple[str, list[tuple[BlockEntry, bytes]]]:
-        """The blocks of a segment that touch what this rank holds, with their payloads."""
-        rank = self._opened()
-        tail = self._read(key, entry.size_bytes - TRAILER_BYTES - entry.index_bytes, entry.index_bytes + TRAILER_BYTES)
-        if sha256_hex(tail[: entry.index_bytes]) != entry.index_sha256:
-            raise CorruptObject(f"{key}: its index does not have the digest that {name} names")
-        wanted = [b for b in parse_tail(bytes(tail), entry.size_bytes, where=key) if b.changed and rank.needs(b)]
-        for block in wanted:
-            rank.check(block, key)
-        found: list[tuple[BlockEntry, bytes]] = []
-        for group in _neighbours(wanted):
-            first, last = group[0].offset, group[-1].offset + group[-1].size_bytes
-            body = memoryview(self._read(key, first, last - first))
-            for block in group:
-                payload = bytes(body[block.offset - first :][: block.size_bytes])
-                if sha256(payload).digest() != block.sha256:
-                    raise CorruptObject(f"{key}: a block does not have the digest that the segment's index names")
-                found.append((block, payload))
-        return key, found
-
-    def _read(self, key: str, start: int, size_bytes: int) -> bytearray:
-        buffer = bytearray(size_bytes)
-        try:
-            self._store_opened().read_into(key, start, memoryview(buffer))
-        except NotFound:
-            raise ChainBroken(f"{key}: is gone; load the engine from a newer checkpoint") from None
-        self._wire_bytes += size_bytes
-        return buffer
-
     def _forget(self) -> None:
         """Drops what was staged."""
-        self._target, self._draft = None, Draft()
+        self._target = self._intake = None
         self._error = self._error_kind = ""
-        self._updates, self._written, self._wire_bytes = [], 0, 0
+        self._updates, self._written = [], 0
 
     def _opened(self) -> RankEngine:
         if self._rank is None:
@@ -284,15 +246,3 @@ def revived(kind: str, message: str) -> DcrError:
     if isinstance(found, type) and issubclass(found, DcrError):
         return found(message)
     return DcrError(f"{kind}: {message}")
-
-
-def _neighbours(blocks: list[BlockEntry]) -> Iterator[list[BlockEntry]]:
-    """Blocks, in the order of the segment, in groups that one request reads."""
-    group: list[BlockEntry] = []
-    for block in blocks:
-        if group and block.offset - (group[-1].offset + group[-1].size_bytes) > GAP_BYTES:
-            yield group
-            group = []
-        group.append(block)
-    if group:
-        yield group

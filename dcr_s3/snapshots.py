@@ -164,7 +164,7 @@ def download_snapshot(
     for file in snapshot.files:
         if not _is_there(directory / file.name, file):
             report = partial(_report, progress, "download", done, snapshot.size_bytes)
-            _download(store, snapshot.key(file), file, directory / file.name, fetchers, report)
+            download_file(store, snapshot.key(file), file, directory / file.name, fetchers, report)
         done += file.size_bytes
         progress("download", done, snapshot.size_bytes)
     world().sync_directory(directory)
@@ -177,9 +177,14 @@ def _is_there(path: Path, file: SnapshotFile) -> bool:
         return file_digest(handle, "sha256").hexdigest() == file.sha256
 
 
-def _download(
-    store: Store, key: str, file: SnapshotFile, path: Path, fetchers: Executor, progress: ProgressOfFile
+def _nothing(done_bytes: int) -> None:
+    """For those who do not want to know."""
+
+
+def download_file(
+    store: Store, key: str, file: SnapshotFile, path: Path, fetchers: Executor, progress: ProgressOfFile = _nothing
 ) -> None:
+    """Writes one file of a snapshot to ``path``. Raises ``ObjectGone``, and ``CorruptObject`` for other bytes."""
     digest = sha256()
 
     def fetch(start: int) -> bytearray:

@@ -14,14 +14,8 @@ from dcr_s3.glance import glance, remember
 from dcr_s3.metrics import Metrics, Role
 from dcr_s3.receiver import Receiver
 from dcr_s3.reports import PullReport
-from dcr_s3.store import Store, open_store
-from dcr_s3.store.nearby import NearbyStore
+from dcr_s3.store.nearby import open_nearest
 from dcr_s3.workers import Progress
-
-
-def open_nearest(run: str, nearby: Sequence[str]) -> Store:
-    """The store of a run, read from the first address of ``nearby`` that has what is wanted."""
-    return NearbyStore(open_store(run), [open_store(url) for url in nearby]) if nearby else open_store(run)
 
 
 def pull_once(

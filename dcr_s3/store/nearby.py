@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dcr_s3.errors import NotFound, RetryError
+from dcr_s3.store import open_store
 from dcr_s3.store.base import Object, ObjectInfo, Store
 from dcr_s3.store.wrapped import WrappedStore
 from dcr_s3.world import world
@@ -19,6 +20,11 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 30.0
 _REMEMBERED = 64
 _NEVER_CHANGING = ("run.json", "manifests/", "segments/", "snapshots/", "folds/")
+
+
+def open_nearest(run: str, nearby: Sequence[str]) -> Store:
+    """The store of a run, read from the first address of ``nearby`` that has what is wanted."""
+    return NearbyStore(open_store(run), [open_store(url) for url in nearby]) if nearby else open_store(run)
 
 
 class NearbyStore(WrappedStore):

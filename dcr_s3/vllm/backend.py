@@ -11,7 +11,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from dcr_s3.errors import BadInput
-from dcr_s3.resident import LocalRank, ResidentReceiver
+from dcr_s3.ranks import LocalRank
+from dcr_s3.resident import ResidentReceiver
 from dcr_s3.vllm.worker import rank_of
 
 
