@@ -70,7 +70,7 @@ class Receiver:
         if not 1 <= lease_s <= limits.LEASE_S:
             raise BadInput(f"a lease of {lease_s} s; use 1 to {limits.LEASE_S}")
         self.directory = Path(target)
-        self.name = name or default_name(self.directory)
+        self.name = name or default_name(str(self.directory.resolve()))
         ack_key(self.name)
         self._url = url
         self._base = Path(base) if base is not None else None
@@ -117,14 +117,23 @@ class Receiver:
         stop: threading.Event | None = None,
         until_version: int | None = None,
         poll_interval_s: float = 2.0,
+        report_held: bool = False,
     ) -> None:
         """Pulls, then keeps looking until ``stop`` is set or ``until_version`` is reached; ``on_pull`` is told of every
-        pull.
+        pull, with ``report_held`` also of the version that is held at the start.
 
         Segments of a version that is still being written are fetched and decoded ahead, so that little is left to do
         after its commit. Store trouble is logged and waited out; other errors are raised as by :meth:`pull`.
         """
-        asyncio.run(self.follow_async(on_pull, stop=stop, until_version=until_version, poll_interval_s=poll_interval_s))
+        asyncio.run(
+            self.follow_async(
+                on_pull,
+                stop=stop,
+                until_version=until_version,
+                poll_interval_s=poll_interval_s,
+                report_held=report_held,
+            )
+        )
 
     async def follow_async(
         self,
@@ -132,11 +141,14 @@ class Receiver:
         stop: threading.Event | None = None,
         until_version: int | None = None,
         poll_interval_s: float = 2.0,
+        report_held: bool = False,
     ) -> None:
         """As :meth:`follow`, on the caller's event loop; heavy work runs in threads."""
         halt = stop or threading.Event()
         with ExitStack() as stack:
             store, replay = await asyncio.to_thread(stack.enter_context, self._open())
+            if report_held and on_pull is not None:
+                on_pull(pull_report(replay, replay.position.version, [], world().monotonic()))
             poller = open_poller(store)
             follower = Follower(
                 replay,
@@ -197,12 +209,12 @@ class Receiver:
             )
 
 
-def default_name(directory: Path) -> str:
-    """Host name and a digest of the directory's path: stable over restarts, different for every mirror."""
+def default_name(place: str) -> str:
+    """Host name and a digest of where the weights are: stable over restarts, different for every mirror and engine."""
     host = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in socket.gethostname()).lstrip(
         "._-"
     )
-    return f"{host[:100] or 'receiver'}-{hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:8]}"
+    return f"{host[:100] or 'receiver'}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def verify_directory(

@@ -145,12 +145,12 @@ class ResidentReceiver:
         kept = [list(d.kept) for d in duties]
         digests = _sum(run, self._ranks.call("assign", counted, kept))
         try:
-            position = locate(self._store, run, start, digests, what=self._base)
+            position = locate(self._store, run, start, digests, what=self._base or "the engine")
         except BadInput:
             if not unsettled:
                 raise
             self._ranks.call("undo")
-            position = locate(self._store, run, start, _sum(run, self._ranks.call("digests")), what=self._base)
+            position = locate(self._store, run, start, _sum(run, self._ranks.call("digests")), what="the engine")
         self._run, self._start, self._position = run, start, position
         self._ranks.call("settle", position.version)
         if unsettled:

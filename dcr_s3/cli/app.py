@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 import dcr_s3.cli.engines
+import dcr_s3.cli.follow
 import dcr_s3.cli.maintain
 import dcr_s3.cli.operate
 import dcr_s3.cli.planning  # noqa: F401 - these register their commands

@@ -12,20 +12,16 @@ from dcr_s3.cli.options import (
     AsJson,
     Base,
     Directory,
-    MetricsPort,
     Mirror,
     Nearby,
     Newest,
-    PollInterval,
     Quiet,
     ReleasedOnly,
     RunUrl,
     TextFile,
-    UntilVersion,
     Verbose,
 )
 from dcr_s3.cli.output import Output, percent, ratio, size
-from dcr_s3.cli.stopping import stop_by_event
 
 if TYPE_CHECKING:
     from dcr_s3.reports import PublishReport, PullReport
@@ -94,6 +90,9 @@ def publish(
     directory: Directory,
     step: Annotated[int | None, typer.Option("--step", help="Training step, for people.")] = None,
     base: Base = None,
+    parts: Annotated[
+        int, typer.Option("--parts", min=1, help="Cut matrices so that each of so many ranks fetches its own.")
+    ] = 1,
     textfile: TextFile = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -106,7 +105,7 @@ def publish(
     with (
         Output(as_json=as_json, quiet=quiet, verbose=verbose) as out,
         measured(run, "sender", textfile) as metrics,
-        Sender.open(run, base=base, fence=False, progress=out.progress) as sender,
+        Sender.open(run, base=base, fence=False, parts=parts, progress=out.progress) as sender,
     ):
         report = sender.publish(directory, step=step)
         metrics.observe(report)
@@ -166,81 +165,6 @@ def pull(
         else:
             nothing = f"nothing new: {directory} holds version {report.version}"
             out.result(report.model_dump(mode="json"), nothing if report.up_to_date else f"pulled {describe(report)}")
-
-
-@app.command(epilog=EXIT_CODES)
-def follow(
-    run: RunUrl,
-    directory: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint directory to keep up to date; not with --vllm.")
-    ] = None,
-    base: Base = None,
-    poll_interval: PollInterval = 2.0,
-    until_version: UntilVersion = None,
-    nearby: Nearby = None,
-    released_only: ReleasedOnly = False,
-    metrics_port: MetricsPort = None,
-    vllm: Annotated[str | None, typer.Option("--vllm", metavar="URL", help="A vLLM server to keep up to date.")] = None,
-    sglang: Annotated[
-        str | None, typer.Option("--sglang", metavar="URL", help="An SGLang server that serves from DIR.")
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-) -> None:
-    """Keep a directory, or a serving engine, at the newest version.
-
-    Ctrl-C or SIGTERM ends it after the version in hand, SIGHUP begins anew.
-
-    With --json, one object at the end: the sums over all pulls, and the last pull's own report.
-    """
-    from dcr_s3.cli.engines import follow_sglang, follow_vllm, one_target
-    from dcr_s3.cli.pulling import follow_as_service
-    from dcr_s3.metrics import Metrics
-
-    sums = {"pulls": 0, "changed_elements": 0, "wire_bytes": 0}
-    last: PullReport | None = None
-    with Output(as_json=as_json, quiet=quiet, verbose=verbose) as out, stop_by_event() as stop:
-        one_target(directory, vllm, sglang)
-        if vllm is not None:
-            follow_vllm(run, vllm, base, out, stop, until_version, poll_interval)
-            return
-        assert directory is not None
-        if sglang is not None:
-            follow_sglang(run, sglang, directory, base, out, stop, until_version, poll_interval)
-            return
-
-        def on_pull(report: PullReport) -> None:
-            nonlocal last
-            last = report
-            sums["pulls"] += 1
-            sums["changed_elements"] += report.changed_elements
-            sums["wire_bytes"] += report.wire_bytes
-            metrics.observe(report)
-            out.note(f"pulled {describe(report)}")
-
-        metrics = Metrics(run, "receiver")
-        if metrics_port is not None:
-            metrics.serve(metrics_port)
-        follow_as_service(
-            run,
-            directory,
-            base=base,
-            nearby=nearby or [],
-            on_pull=on_pull,
-            stop=stop,
-            until_version=until_version,
-            poll_interval_s=poll_interval,
-            progress=out.progress,
-            released_only=released_only,
-        )
-        if not stop.is_set():
-            data = {
-                "version": last.version if last else None,
-                **sums,
-                "last": last.model_dump(mode="json") if last else None,
-            }
-            out.result(data, f"followed: {sums['pulls']} pulls, {size(sums['wire_bytes'])} received")
 
 
 @app.command(epilog=EXIT_CODES)

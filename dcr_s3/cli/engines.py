@@ -1,8 +1,7 @@
-"""Commands that keep a serving engine at a run's version, or look into one."""
+"""Commands that look into a serving engine, and how one is kept at a run's version."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +14,12 @@ from dcr_s3.cli.output import Output
 from dcr_s3.errors import BadInput
 
 if TYPE_CHECKING:
+    from dcr_s3.cli.pulling import Following, OnPull, Stretch
     from dcr_s3.reports import PullReport
-    from dcr_s3.resident import ResidentReceiver, ResidentReport
+    from dcr_s3.resident import ResidentReceiver
+    from dcr_s3.store import Store
+    from dcr_s3.vllm.channels import PauseMode
+    from dcr_s3.workers import Progress
 
 Vllm = Annotated[str, typer.Option("--vllm", metavar="URL", help="Address of the vLLM server.")]
 EngineBase = Annotated[
@@ -74,81 +77,79 @@ def resident(
         )
 
 
-def vllm_receiver(run: str, url: str, base: str | None, **options: Any) -> tuple[ResidentReceiver, Any]:
+def vllm_receiver(run: str, url: str, base: str | None) -> tuple[ResidentReceiver, Any]:
     """A receiver for the engine behind a vLLM server, and the channel to its ranks."""
     from dcr_s3.resident import ResidentReceiver
     from dcr_s3.vllm.channels import HttpRanks
 
     ranks = HttpRanks(url)
-    return ResidentReceiver(run, ranks, base or ranks.model(), gate=ranks, **options), ranks
+    return ResidentReceiver(run, ranks, base or "", gate=ranks), ranks
 
 
-def follow_vllm(
-    run: str,
-    url: str,
-    base: Path | None,
-    out: Output,
-    stop: threading.Event,
-    until_version: int | None,
-    poll_interval_s: float,
-) -> None:
-    """Follows with a vLLM server and says what was done."""
-    reports: list[ResidentReport] = []
+def vllm_stretch(wanted: Following, url: str, *, pause_mode: PauseMode, **options: Any) -> Stretch:
+    """Keeps the engine behind a vLLM server up to date; ``options`` are of :class:`ResidentReceiver`."""
+    from dcr_s3.receiver import default_name
+    from dcr_s3.resident import ResidentReceiver
+    from dcr_s3.vllm.channels import HttpRanks
 
-    def on_version(report: ResidentReport) -> None:
-        reports.append(report)
-        out.note(f"version {report.version}: {report.changed_elements:,} elements, paused for {report.pause_s:.3f} s")
+    def stretch(store: Store, on_pull: OnPull, progress: Progress) -> None:
+        ranks = HttpRanks(url, pause_mode=pause_mode)
+        receiver = ResidentReceiver(
+            wanted.run,
+            ranks,
+            str(wanted.base) if wanted.base is not None else "",
+            gate=ranks,
+            name=(wanted.name or default_name(ranks.url)) if wanted.acknowledge else None,
+            released_only=wanted.released_only,
+            nearby=wanted.nearby,
+            store=store,
+            progress=progress,
+            **options,
+        )
+        receiver.follow(
+            on_pull, wanted.stop, until_version=wanted.until_version, poll_interval_s=wanted.poll_interval_s
+        )
 
-    receiver, _ = vllm_receiver(run, url, str(base) if base is not None else None)
-    receiver.follow(on_version, stop, until_version=until_version, poll_interval_s=poll_interval_s)
-    if not stop.is_set():
-        data = {
-            "version": receiver.version,
-            "versions": len(reports),
-            "wire_bytes": sum(r.wire_bytes for r in reports),
-            "pause_s": [r.pause_s for r in reports],
-        }
-        out.result(data, f"followed: {len(reports)} versions; the engine serves version {receiver.version}")
+    return stretch
 
 
-def follow_sglang(
-    run: str,
-    url: str,
-    directory: Path,
-    base: Path | None,
-    out: Output,
-    stop: threading.Event,
-    until_version: int | None,
-    poll_interval_s: float,
-) -> None:
+def sglang_stretch(wanted: Following, directory: Path, url: str, *, abort: bool) -> Stretch:
     """Keeps a directory up to date and has an SGLang server load it after every version."""
-    from dcr_s3 import Receiver
+    from dcr_s3.cli.pulling import directory_receiver
     from dcr_s3.sglang import SglangServer, serve_patiently
 
-    server = SglangServer(url, directory)
-    served: list[int] = []
+    def stretch(store: Store, on_pull: OnPull, progress: Progress) -> None:
+        server = SglangServer(url, directory, abort=abort)
 
-    def serve(report: PullReport) -> None:
-        if serve_patiently(server, report.version, stop, interval_s=poll_interval_s):
-            served.append(report.version)
-            out.note(f"{url} serves version {report.version}")
+        def serve(report: PullReport) -> None:
+            if serve_patiently(server, report.version, wanted.stop, interval_s=wanted.poll_interval_s):
+                on_pull(report)
 
-    receiver = Receiver(run, directory, base=base, progress=out.progress)
-    serve(receiver.pull(to_version=until_version))
-    receiver.follow(serve, stop, until_version=until_version, poll_interval_s=poll_interval_s)
-    if not stop.is_set():
-        data = {"version": served[-1], "versions": len(served)}
-        out.result(data, f"followed: {len(served)} versions; the server serves version {served[-1]}")
+        directory_receiver(wanted, directory, store, progress).follow(
+            serve,
+            wanted.stop,
+            until_version=wanted.until_version,
+            poll_interval_s=wanted.poll_interval_s,
+            report_held=True,
+        )
+
+    return stretch
 
 
-def one_target(directory: Path | None, vllm: str | None, sglang: str | None) -> None:
-    """Raises ``BadInput`` unless the options say exactly one thing to follow with."""
+def one_target(
+    directory: Path | None, vllm: str | None, sglang: str | None, *, mode: str, pause: str, verify: str
+) -> None:
+    """Raises ``BadInput`` unless the options say exactly one thing to follow with, and nothing that it cannot do."""
     if vllm is not None and (directory is not None or sglang is not None):
         raise BadInput("--vllm keeps no directory and excludes --sglang; give one of them")
     if vllm is None and directory is None:
         raise BadInput(
             "say what to keep up to date: a directory DIR, with --sglang URL the server that serves it, or --vllm URL"
         )
+    if vllm is None and (mode != "asynchronous" or verify != "written"):
+        raise BadInput("--mode and --verify are for --vllm: only there is an engine written to in place")
+    if (sglang is not None and pause == "keep") or (sglang is None and vllm is None and pause != "wait"):
+        raise BadInput(f"--pause {pause} is for --vllm; an SGLang server can be told to wait or to abort")
 
 
 def _counts(routes: dict[str, int]) -> str:

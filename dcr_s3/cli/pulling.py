@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_s3.cli.service import Notifier, WatchedStore, reload_by_event
@@ -14,6 +15,7 @@ from dcr_s3.glance import glance, remember
 from dcr_s3.metrics import Metrics, Role
 from dcr_s3.receiver import Receiver
 from dcr_s3.reports import PullReport
+from dcr_s3.store import Store
 from dcr_s3.store.nearby import open_nearest
 from dcr_s3.workers import Progress
 
@@ -60,20 +62,53 @@ def measured(run: str, role: Role, textfile: Path | None) -> Iterator[Metrics]:
             metrics.write(textfile)
 
 
-def follow_as_service(
-    run: str,
-    directory: Path,
-    *,
-    base: Path | None,
-    nearby: Sequence[str],
-    on_pull: Callable[[PullReport], None],
-    stop: threading.Event,
-    until_version: int | None,
-    poll_interval_s: float,
-    progress: Progress,
-    released_only: bool = False,
-) -> None:
-    """Follows until ``stop``; SIGHUP ends what is in hand and begins anew, with credentials and profile read again.
+@dataclass(frozen=True)
+class Following:
+    """What ``follow`` was told, whatever is kept up to date."""
+
+    run: str
+    base: Path | None
+    nearby: tuple[str, ...]
+    released_only: bool
+    name: str | None
+    acknowledge: bool
+    until_version: int | None
+    poll_interval_s: float
+    stop: threading.Event
+
+
+OnPull = Callable[[PullReport], None]
+Stretch = Callable[[Store, OnPull, Progress], None]
+"""Follows, reading from a store, until it is told to stop or has got where it should."""
+
+
+def directory_stretch(wanted: Following, directory: Path) -> Stretch:
+    """Keeps a directory up to date."""
+
+    def stretch(store: Store, on_pull: OnPull, progress: Progress) -> None:
+        receiver = directory_receiver(wanted, directory, store, progress)
+        receiver.follow(
+            on_pull, wanted.stop, until_version=wanted.until_version, poll_interval_s=wanted.poll_interval_s
+        )
+
+    return stretch
+
+
+def directory_receiver(wanted: Following, directory: Path, store: Store, progress: Progress) -> Receiver:
+    """The receiver that a directory is kept up to date by."""
+    return Receiver(
+        store,
+        directory,
+        base=wanted.base,
+        name=wanted.name,
+        acknowledge=wanted.acknowledge,
+        released_only=wanted.released_only,
+        progress=progress,
+    )
+
+
+def follow_as_service(wanted: Following, stretch: Stretch, *, on_pull: OnPull, progress: Progress) -> None:
+    """Follows until stopped. SIGHUP ends what is in hand and begins anew, with credentials and profile read again.
 
     A service manager that listens is told of readiness, of each version, and that work goes on.
     """
@@ -88,17 +123,14 @@ def follow_as_service(
         on_pull(report)
 
     again = True
-    with reload_by_event(stop) as reload:
+    with reload_by_event(wanted.stop) as reload:
         while again:
-            with closing(open_nearest(run, nearby)) as inner:
-                store = WatchedStore(inner, notifier.alive)
+            with closing(open_nearest(wanted.run, wanted.nearby)) as inner:
                 notifier.ready()
-                Receiver(store, directory, base=base, released_only=released_only, progress=moved).follow(
-                    pulled, stop, until_version=until_version, poll_interval_s=poll_interval_s
-                )
+                stretch(WatchedStore(inner, notifier.alive), pulled, moved)
             again = reload.is_set()
             if again:
                 notifier.reloading()
                 reload.clear()
-                stop.clear()
+                wanted.stop.clear()
     notifier.stopping()

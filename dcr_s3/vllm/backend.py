@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -19,12 +19,13 @@ from dcr_s3.vllm.worker import rank_of
 @dataclass
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """``run``: the run's address. ``base``: checkpoint directory that vLLM was started from, by default its model.
-    ``pause_limit_s`` bounds the writing of one version.
+    ``pause_limit_s`` bounds the writing of one version. ``nearby``: addresses of copies to read from first.
     """
 
     run: str
     base: str = ""
     pause_limit_s: float = 30.0
+    nearby: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -51,11 +52,15 @@ class DcrWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # ty
         self._alone: ResidentReceiver | None = None
         if self.parallel_config.world_size == 1:
             self._alone = ResidentReceiver(
-                init_info.run, LocalRank(self._rank), base, pause_limit_s=init_info.pause_limit_s
+                init_info.run,
+                LocalRank(self._rank),
+                base,
+                pause_limit_s=init_info.pause_limit_s,
+                nearby=init_info.nearby,
             )
             self._alone.open()
         else:
-            self._rank.open(init_info.run, base, init_info.pause_limit_s)
+            self._rank.open(init_info.run, base, init_info.pause_limit_s, init_info.nearby)
 
     def start_weight_update(self) -> None:
         """Nothing to prepare: weights are written in place."""
@@ -67,6 +72,8 @@ class DcrWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # ty
             self._rank.apply(version, update_info.verify)
         elif self._alone is not None:
             self._alone.pull(to_version=version)
+            if version is not None and self._alone.version != version:
+                raise BadInput(f"version {version} was asked for, but the engine holds {self._alone.version} already")
         else:
             raise BadInput(
                 "several ranks must stage a version before it is written; let `dcr-s3 follow --vllm` drive them"

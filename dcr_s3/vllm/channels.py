@@ -67,14 +67,16 @@ class HttpRanks:
         return str(self._send("/v1/models", None)["data"][0]["root"])
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """As :meth:`Ranks.call`. Binding and writing go through vLLM's own weight-transfer calls too."""
+        """As :meth:`Ranks.call`. Binding and writing go through vLLM's own weight-transfer calls too; an empty base
+        means the checkpoint that the server was started from.
+        """
         if method == "apply":
             return self._apply(*arguments)
         if method == "open":
-            run, base, limit_s = arguments
-            self._post(
-                "/init_weight_transfer_engine", {"init_info": {"run": run, "base": base, "pause_limit_s": limit_s}}
-            )
+            run, base, limit_s, nearby = arguments
+            arguments = (run, base or self.model(), limit_s, nearby)
+            info = dict(zip(("run", "base", "pause_limit_s", "nearby"), arguments, strict=True))
+            self._post("/init_weight_transfer_engine", {"init_info": info})
         return self._call(method, *arguments)
 
     def serving(self, version: int) -> None:
@@ -90,8 +92,9 @@ class HttpRanks:
         self._post("/resume", {})
 
     def reset_caches(self) -> None:
-        """Drops cached prefixes."""
-        done = self._post("/reset_prefix_cache", {})
+        """Drops cached prefixes. Requests that were kept compute theirs anew."""
+        kept = "?reset_running_requests=true" if self._pause_mode == "keep" else ""
+        done = self._post(f"/reset_prefix_cache{kept}", {})
         if done is not None and not done.get("success", True):
             raise DcrError(f"{self.url}: vLLM did not reset its prefix cache; requests still hold it")
 
