@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from dcr_s3.catalogue import Catalogue
 from dcr_s3.delta import Changes, decode_block
@@ -19,12 +19,13 @@ from dcr_s3.delta.account import TensorChange, account, totals
 from dcr_s3.errors import CorruptObject, NotFound, ObjectGone, RetryError, WrongBase
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.format.fold import Fold
-from dcr_s3.format.keys import fold_key, manifest_key, segment_key
+from dcr_s3.format.keys import fold_key, manifest_key
 from dcr_s3.format.manifest import Manifest, SegmentEntry
 from dcr_s3.format.region import Region
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import BlockEntry, SegmentHeader, parse_segment
 from dcr_s3.format.snapshot import Snapshot
+from dcr_s3.lookahead import Lookahead, Place
 from dcr_s3.protocol.plan import Edge
 from dcr_s3.protocol.position import Position
 from dcr_s3.snapshots import download_snapshot, measure_snapshot
@@ -41,8 +42,6 @@ log = logging.getLogger(__name__)
 
 RANGE_BYTES = 8 << 20
 FETCH_AHEAD = 4
-OWNERS_PER_LOOK = 8
-AHEAD_SEGMENT_BYTES = 64 << 20
 
 
 OnChanges = Callable[[Sequence[Region], Changes], None]
@@ -60,15 +59,6 @@ class Applied:
     changed_elements: int
     wire_bytes: int
     seconds: dict[str, float]
-
-
-class _Place(NamedTuple):
-    """Where a segment belongs, as its header must say."""
-
-    version: int
-    attempt: str
-    owner: int
-    seq: int
 
 
 class Replay:
@@ -96,8 +86,7 @@ class Replay:
         self._on_changes = on_changes
         self._ahead: dict[str, Staged] | None = None
         self._owners = 1
-        self._turn = 0
-        self._next_seqs: dict[int, int] = {}
+        self._lookahead = Lookahead(store, fetchers)
 
     @property
     def position(self) -> Position:
@@ -178,28 +167,18 @@ class Replay:
         Its place is predicted: from the last manifest, and by taking every owner's segments in turn. Nothing is decided
         by it: a segment that the committed manifest does not name with the same digest is dropped.
         """
-        attempt = self.mirror.position.next_attempt
-        if attempt is None:
+        position = self.mirror.position
+        if position.next_attempt is None:
             return False
-        for _ in range(min(self._owners, OWNERS_PER_LOOK)):
-            owner, self._turn = self._turn % self._owners, self._turn + 1
-            place = _Place(self.mirror.position.version + 1, attempt, owner, self._next_seqs.get(owner, 0))
-            if self._stage_place(place):
-                self._next_seqs[owner] = place.seq + 1
-                return True
-        return False
+        held = self._fetched_ahead()
+        return self._lookahead.find(
+            position.version + 1, position.next_attempt, self._owners, held, self._take_before_commit
+        )
 
-    def _stage_place(self, place: _Place) -> bool:
-        key = segment_key(*place)
-        ahead = self._fetched_ahead()
-        if key in ahead:
-            return True
+    def _take_before_commit(self, place: Place, body: bytes) -> bool:
+        key = place.key
         try:
-            found = self.store.get(key, limit_bytes=AHEAD_SEGMENT_BYTES)
-            assert found is not None
-            ahead[key] = self._stage(key, place, memoryview(found.body), sha256(found.body).hexdigest())
-        except NotFound:
-            return False
+            self._fetched_ahead()[key] = self._stage(key, place, memoryview(body), sha256(body).hexdigest())
         except (CorruptObject, WrongBase) as error:
             log.warning("segment %s, fetched before its commit, is left out: %s", key, error)
             return False
@@ -209,7 +188,7 @@ class Replay:
         """Forgets segments fetched ahead."""
         _discard(list(self._fetched_ahead().values()))
         self._ahead = {}
-        self._next_seqs = {}
+        self._lookahead.forget()
 
     def _fetched_ahead(self) -> dict[str, Staged]:
         """By key, what was staged but not applied, perhaps by an earlier process."""
@@ -234,7 +213,7 @@ class Replay:
 
         try:
             for entry, body in bounded_map(self._fetchers, fetch, entries, ahead=FETCH_AHEAD):
-                place = _Place(version, document.attempt, entry.owner, entry.seq)
+                place = Place(version, document.attempt, entry.owner, entry.seq)
                 staged.append(self._stage(document.key(entry), place, memoryview(body), entry.sha256))
                 done += entry.size_bytes
                 self._progress("pull", done, total_bytes)
@@ -267,7 +246,7 @@ class Replay:
             raise CorruptObject(f"{key}: its bytes do not have the digest that {name} names")
         return body
 
-    def _stage(self, key: str, place: _Place, body: memoryview, digest: str) -> Staged:
+    def _stage(self, key: str, place: Place, body: memoryview, digest: str) -> Staged:
         """Decodes a whole segment against the mirror as it is and writes its redo file."""
         segment = parse_segment(body, where=key)
         self._check_place(key, place, segment.header)
@@ -323,8 +302,8 @@ class Replay:
             self._on_changes(block.regions, changes)
         return account_, RedoRecord(block.regions, changes.positions, changes.new)
 
-    def _check_place(self, key: str, place: _Place, header: SegmentHeader) -> None:
-        says = _Place(header.version, header.attempt, header.owner, header.seq)
+    def _check_place(self, key: str, place: Place, header: SegmentHeader) -> None:
+        says = Place(header.version, header.attempt, header.owner, header.seq)
         if header.run_id != self.run.run_id or says != place:
             raise CorruptObject(f"{key}: its header says that it is another segment, or of another run")
 

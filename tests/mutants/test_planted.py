@@ -9,24 +9,26 @@ import pytest
 
 from dcr_s3.testing.sim import Tiny, Violation, explore_tiny, run_seed
 from tests.mutants import planted
+from tests.mutants.flips import meet_flipped_bits
 
 
 @dataclass(frozen=True)
 class Hunt:
-    """Where a bug is looked for: everything in a small scenario, or long runs from seeds."""
+    """Where a bug is looked for: everything in a small scenario, long runs from seeds, or a ``probe`` of its own."""
 
     name: str
     tiny: Tiny | None = None
     seeds: tuple[int, ...] = ()
     menu: frozenset[str] | None = None
-    fault_rate: float = 0.05
+    probe: Callable[[], None] = lambda: None
 
     def go(self) -> None:
         """Raises ``Violation`` at the first one."""
         if self.tiny is not None:
             explore_tiny(self.tiny)
         for seed in self.seeds:
-            run_seed(seed, self.menu, self.fault_rate)
+            run_seed(seed, self.menu)
+        self.probe()
 
 
 PAIR = Hunt(
@@ -36,7 +38,7 @@ DUEL = Hunt("duel", Tiny(senders=2, receivers=0, faults=0))
 FENCED_DUEL = Hunt("fenced_duel", Tiny(senders=2, receivers=0, faults=0, fence=True))
 FOLDING = Hunt("folding", Tiny(senders=0, receivers=0, keepers=1, earlier=2, menu=frozenset({"late"})))
 UNPLUGGED = Hunt("unplugged", seeds=tuple(range(0, 16, 2)), menu=frozenset({"power_loss", "crash"}))
-FLIPPED = Hunt("flipped", seeds=tuple(range(0, 16, 2)), menu=frozenset({"flipped_bit"}), fault_rate=0.3)
+FLIPPED = Hunt("flipped", probe=meet_flipped_bits)
 UPKEEP = Hunt("upkeep", seeds=tuple(range(1, 17, 2)))
 CLEANING = Hunt("cleaning", Tiny(senders=0, receivers=0, keepers=1, cleaners=1, earlier=2, faults=0))
 
