@@ -1,7 +1,8 @@
 """How long an engine pauses for an update, against a dense load of the same engine and vLLM's own sparse patches.
 
 Usage: bench_apply.py [--json] [--size-gb 1.0] [--no-engine]. Runs itself in the serving engine's environment where
-there is one (scripts/test installs it); with --no-engine, or without it, plain torch modules stand in.
+there is one (scripts/test installs it); with --no-engine, or without it, plain torch modules stand in. What
+staging costs running requests, scripts/bench_serving.py measures.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
-from dcr_s3.delta import digest_range, tensor_key
+from dcr_s3 import Sender
+from dcr_s3.delta import Places, digest_range, tensor_key
 from dcr_s3.format.cells import Cells
 from dcr_s3.format.dtypes import DTYPES
 from dcr_s3.format.run import TensorSpec
+from dcr_s3.rank import Rank
+from dcr_s3.resident import ResidentReceiver
+from dcr_s3.store.memory import MemoryStore
 from dcr_s3.targets.engine.apply import Applier, NoGate
 from dcr_s3.targets.engine.bound import BoundEngine, Engine
 from dcr_s3.targets.engine.changes import Changed
@@ -37,7 +43,10 @@ State = dict[str, torch.Tensor]
 DENSITIES = (0.001, 0.01, 0.05)
 LINE_CELLS = 32
 """bf16 cells in a cache line of 64 bytes."""
-REPEATS = 4
+REPEATS = 10
+DENSE_REPEATS = 4
+MANY_ELEMENTS = 100_000_000
+"""In 100 and in 10,000 tensors: more than the processor's caches hold."""
 
 
 def cells_of(tensor: torch.Tensor) -> Cells:
@@ -56,7 +65,8 @@ def random_state(shapes: Mapping[str, tuple[int, ...]]) -> State:
     state = {}
     for name, shape in shapes.items():
         count = int(np.prod(shape))
-        state[name] = pool.repeat(count // pool.numel() + 1)[:count].reshape(shape).clone()
+        values = pool if count <= pool.numel() else pool.repeat(count // pool.numel() + 1)
+        state[name] = values[:count].reshape(shape).clone()
     return state
 
 
@@ -82,19 +92,41 @@ def best(work: Callable[[], object], repeats: int = REPEATS) -> float:
     return min(seconds)
 
 
+def touched_lines(changes: Mapping[int, Changed]) -> int:
+    """Cache lines that hold a changed cell."""
+    return sum(int(np.count_nonzero(np.diff(c.positions // LINE_CELLS))) + 1 for c in changes.values())
+
+
+def bounds(size_bytes: int, lines: int) -> dict[str, float]:
+    """What memory itself takes on this machine for ``lines`` cache lines of ``size_bytes``, in seconds: their share of
+    a pass that rewrites everything from front to back; and one write to each of as many lines at random places.
+    """
+    cells = np.ones(size_bytes // 2, "<u2")
+    rng = np.random.default_rng(2)
+    chosen = np.flatnonzero(rng.random(cells.size // LINE_CELLS) < lines * LINE_CELLS / cells.size)
+    places = Places([cells], chosen * LINE_CELLS)
+    values = np.zeros(places.size, "<u2")
+    flat = torch.from_numpy(cells.view("<i4"))
+    stream_s = best(flat.bitwise_not_) * lines * LINE_CELLS / cells.size
+    return {"stream_bound_s": stream_s, "line_bound_s": best(lambda: places.put(values)) * lines / places.size}
+
+
 class Bench:
     """One module with its state, bound."""
+
+    bound: BoundEngine
 
     def __init__(self, module: torch.nn.Module, state: State) -> None:
         self.module, self.state = module, state
         self.load = loader_of(module)
         with torch.no_grad():
             self.load(state.items())
-        begun = perf_counter()
-        engine = Engine(self.load, lambda: module_tensors(module))
-        self.bound = BoundEngine(engine, specs_of(state), [cells_of(t) for t in state.values()].__getitem__)
-        self.bind_s = perf_counter() - begun
+        engine, canonical = Engine(self.load, lambda: module_tensors(module)), [cells_of(t) for t in state.values()]
+        self.bind_s = best(lambda: self.bind(engine, canonical), 2)
         self.size_bytes = sum(t.nbytes for t in state.values())
+
+    def bind(self, engine: Engine, canonical: list[Cells]) -> None:
+        self.bound = BoundEngine(engine, specs_of(self.state), canonical.__getitem__)
 
     def dense_s(self) -> float:
         """A dense load from tensors in memory."""
@@ -103,7 +135,7 @@ class Bench:
             with torch.no_grad():
                 self.load(self.state.items())
 
-        return best(work)
+        return best(work, DENSE_REPEATS)
 
     def pause(self, changes: Mapping[int, Changed]) -> dict[str, float]:
         """The pause for one update, without and with reading back, and the time to stage it. It is undone each time."""
@@ -111,14 +143,14 @@ class Bench:
         update = self.bound.stage(changes, [cells_of(t) for t in self.state.values()].__getitem__)
         result = {"stage_s": perf_counter() - begun, "changed": update.changed_elements}
         applier = Applier(self.bound, NoGate(), limit_s=60)
-        for name, prove in (("pause_s", lambda: None), ("verified_pause_s", lambda: self.bound.check_written(update))):
-            pauses = []
-            for _ in range(REPEATS):
+        proofs = {"pause_s": lambda: None, "verified_pause_s": lambda: self.bound.check_written(update)}
+        pauses: dict[str, list[float]] = {name: [] for name in proofs}
+        for _ in range(REPEATS):
+            for name, prove in proofs.items():
                 applier.apply([update], prove)
-                pauses.append(applier.pause_s)
+                pauses[name].append(applier.pause_s)
                 self.bound.undo(update)
-            result[name] = min(pauses)
-        return result
+        return result | {name: min(found) for name, found in pauses.items()}
 
     def patches_s(self, changes: Mapping[int, Changed]) -> float:
         """vLLM's own sparse patch loader, with the same changes."""
@@ -132,7 +164,7 @@ class Bench:
             places = torch.from_numpy(changes[number].positions)
             values = torch.from_numpy(changes[number].values.view("<i2")).view(torch.bfloat16)
             patches.append(CheckpointWeightPatch(name, tuple(tensor.shape), tensor.dtype, values, places))
-        seconds = best(lambda: load_checkpoint_weight_patches(self.module, patches), 2)
+        seconds = best(lambda: load_checkpoint_weight_patches(self.module, patches), 1)
         with torch.no_grad():
             self.load(self.state.items())
         return seconds
@@ -185,53 +217,139 @@ def parts(count: int, elements: int) -> tuple[torch.nn.Module, State]:
 def measure(size_gb: float, engine: bool) -> dict[str, Any]:
     result: dict[str, Any] = {"engine": "vllm llama" if engine else "plain module", "sizes": [], "tensors": []}
     for factor in (1, 2):
-        bench = Bench(*(llama(size_gb * factor) if engine else parts(64, int(size_gb * factor * 1e9 / 128))))
-        dense_s = bench.dense_s()
-        rows = []
-        for density in DENSITIES:
-            # The larger engine gets as many changes as the smaller one.
-            share = density / factor
-            changes = changes_of(bench.state, share)
-            row = {"density": share, "lines": 1 - (1 - share) ** LINE_CELLS, **bench.pause(changes)}
-            row["of_dense"] = row["pause_s"] / dense_s
-            if engine and factor == 1:
-                row["patches_s"] = bench.patches_s(changes)
-                row["of_patches"] = row["pause_s"] / row["patches_s"]
-            rows.append(row)
-            told = f"{share:.2%} of {bench.size_bytes / 1e9:.2f} GB changed: pause {row['pause_s']:.4f} s"
-            print(f"{told}, {row['of_dense']:.3f} of a dense load", file=sys.stderr)
-        tensors = len(bench.state)
-        shown = {"size_bytes": bench.size_bytes, "tensors": tensors, "bind_s": bench.bind_s, "dense_s": dense_s}
-        result["sizes"].append({**shown, "rows": rows})
-        del bench
-        _kept[:-1] = []
+        made = llama(size_gb * factor) if engine else parts(64, int(size_gb * factor * 1e9 / 128))
+        result["sizes"].append(measure_size(Bench(*made), factor, engine and factor == 1))
+        del made
+        _kept.clear()
         gc.collect()
     for count in (100, 10_000):
-        bench = Bench(*parts(count, 20_000_000 // count))
+        bench = Bench(*parts(count, MANY_ELEMENTS // count))
         shown = {"tensors": count, "bind_s": bench.bind_s, "dense_s": bench.dense_s()}
-        result["tensors"].append({**shown, **bench.pause(changes_of(bench.state, 0.01))})
+        result["tensors"].append(shown | bench.pause(changes_of(bench.state, 0.01)))
+    result["rank_shares"] = rank_shares()
+    result["goals"] = goals(result)
     return result
+
+
+def measure_size(bench: Bench, factor: int, patches: bool) -> dict[str, Any]:
+    """All densities. The larger engine, by ``factor``, gets as many changes as the smaller one."""
+    dense_s = bench.dense_s()
+    rows = []
+    for density in DENSITIES:
+        changes = changes_of(bench.state, density / factor)
+        lines = touched_lines(changes)
+        row = {"density": density / factor, "lines": lines * 64 / bench.size_bytes, **bench.pause(changes)}
+        row |= bounds(bench.size_bytes, lines)
+        if patches:
+            row["patches_s"] = bench.patches_s(changes)
+        rows.append(row)
+        told = f"{density / factor:.2%} of {bench.size_bytes / 1e9:.2f} GB changed: pause {row['pause_s']:.4f} s"
+        print(f"{told}, of a dense load {row['pause_s'] / dense_s:.3f}", file=sys.stderr)
+    shown = {"size_bytes": bench.size_bytes, "tensors": len(bench.state), "bind_s": bench.bind_s, "dense_s": dense_s}
+    return shown | {"rows": rows}
+
+
+class Shard(torch.nn.Module):
+    """A layer's weights as one of two tensor-parallel ranks holds them: cut by rows, by columns, or whole."""
+
+    CUTS: ClassVar = {"up": 0, "down": 1, "norm": None}
+    SHAPES: ClassVar = {"up": (4096, 1024), "down": (1024, 4096), "norm": (1024,)}
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        for name in self.SHAPES:
+            self.register_parameter(name, torch.nn.Parameter(self.cut(name, self.whole(name)), requires_grad=False))
+
+    def whole(self, name: str) -> torch.Tensor:
+        return torch.zeros(self.SHAPES[name], dtype=torch.bfloat16)
+
+    def cut(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        dim = self.CUTS[name]
+        return (tensor if dim is None else tensor.chunk(2, dim)[self.rank]).clone()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            self.get_parameter(name).copy_(self.cut(name, tensor))
+
+
+class Pair:
+    """Two ranks in this process."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        engines = [Engine(s.load_weights, lambda s=s: module_tensors(s)) for s in shards]
+        self.ranks = [Rank(engine, index=number) for number, engine in enumerate(engines)]
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        return [getattr(rank, method)(*arguments) for rank in self.ranks]
+
+    def serving(self, version: int) -> None:
+        """Nobody to tell."""
+
+
+def rank_shares() -> list[float]:
+    """Shares of a version's bytes that two tensor-parallel ranks fetch each."""
+    state = random_state(Shard.SHAPES)
+    store = MemoryStore()
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(state, Path(folder) / "model.safetensors")
+        with Sender.open(store, base=state, context=False, parts=2, workers=1) as sender:
+            shards = [Shard(rank) for rank in range(2)]
+            for shard in shards:
+                with torch.no_grad():
+                    shard.load_weights(state.items())
+            receiver = ResidentReceiver(store, Pair(shards), folder)
+            receiver.pull()
+            for number, changed in changes_of(state, 0.01).items():
+                cells_of(list(state.values())[number])[changed.positions] = changed.values
+            published = sender.publish(state)
+            (report,) = receiver.pull()
+    return [wire / published.wire_bytes for wire in report.rank_wire_bytes]
+
+
+def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """What must be reached, each as a ratio and the most that it may be."""
+    small, large = result["sizes"]
+    rows, many = small["rows"], result["tensors"][1]
+    found: list[tuple[str, float, float]] = []
+    for row, limit in ((rows[1], 1 / 3), (rows[0], 1 / 15)):
+        for name, what in (("pause_s", "pause"), ("verified_pause_s", "pause with reading back")):
+            found.append((f"{row['density']:.1%}: {what}, of a dense load", row[name] / small["dense_s"], limit))
+        if "patches_s" in row:
+            ratio = row["verified_pause_s"] / row["patches_s"]
+            found.append((f"{row['density']:.1%}: pause with reading back, of sparse patches", ratio, 1 / 5))
+    found.append(("1.0%: pause, of one write to each touched line", rows[1]["pause_s"] / rows[1]["line_bound_s"], 2))
+    found.append(("1.0%: pause, of streaming the touched lines", rows[1]["pause_s"] / rows[1]["stream_bound_s"], 2))
+    for one, other in zip(rows, large["rows"], strict=True):
+        what = f"{one['changed']:,} changes in twice the weights, of the pause"
+        found.append((what, other["verified_pause_s"] / one["verified_pause_s"], 1.5))
+    ratio = many["verified_pause_s"] / result["tensors"][0]["verified_pause_s"]
+    found.append((f"{many['changed']:,} changes in 10,000 tensors, of the pause for 100", ratio, 2))
+    found.append(("bind 10,000 tensors, seconds", many["bind_s"], 2))
+    found.append(("bytes that one of two ranks fetches, of the version's", max(result["rank_shares"]), 0.6))
+    return [{"goal": what, "measured": ratio, "limit": limit, "met": ratio <= limit} for what, ratio, limit in found]
 
 
 def show(result: dict[str, Any]) -> None:
     print(f"{result['engine']}: pause from gate closed to gate open")
-    print("| weights | changed | cache lines touched | pause | verified | of a dense load | of sparse patches |")
-    print("|---|---|---|---|---|---|---|")
+    print("weights   changed elements   lines     pause  read back too  dense load  patches  line by line  streamed")
     for size in result["sizes"]:
+        dense = f"{1e3 * size['dense_s']:8.0f} ms"
         for row in size["rows"]:
-            patches = f"1/{1 / row['of_patches']:.0f}" if "of_patches" in row else ""
+            patches = f"{row['patches_s']:6.2f} s" if "patches_s" in row else " " * 8
             print(
-                f"| {size['size_bytes'] / 1e9:.2f} GB | {row['changed']:,} | {row['lines']:.1%} | "
-                f"{1e3 * row['pause_s']:.1f} ms | {1e3 * row['verified_pause_s']:.1f} ms | {row['of_dense']:.3f} | "
-                f"{patches} |"
+                f"{size['size_bytes'] / 1e9:4.2f} GB {row['changed']:11,} {row['density']:6.2%} {row['lines']:6.1%} "
+                f"{1e3 * row['pause_s']:6.1f} ms {1e3 * row['verified_pause_s']:11.1f} ms {dense} "
+                f"{patches} {1e3 * row['line_bound_s']:10.1f} ms {1e3 * row['stream_bound_s']:6.1f} ms"
             )
-        dense, bound = f"dense load {1e3 * size['dense_s']:.0f} ms", f"bind {size['bind_s']:.2f} s"
-        print(f"({dense}, {bound}, {size['tensors']} tensors)")
+        print(f"    ({size['tensors']} tensors, bound in {size['bind_s']:.2f} s)")
     for row in result["tensors"]:
-        print(
-            f"{row['tensors']:,} tensors of {20_000_000 // row['tensors']:,} elements, 1 % changed: pause "
-            f"{1e3 * row['pause_s']:.1f} ms, dense load {1e3 * row['dense_s']:.1f} ms, bind {row['bind_s']:.2f} s"
-        )
+        pauses = f"pause {1e3 * row['pause_s']:.1f} ms, read back too {1e3 * row['verified_pause_s']:.1f} ms"
+        loads = f"dense load {1e3 * row['dense_s']:.0f} ms, bound in {row['bind_s']:.2f} s"
+        print(f"{row['tensors']:6,} tensors, {row['changed']:,} changes: {pauses}, {loads}")
+    for goal in result["goals"]:
+        met = "met" if goal["met"] else "NOT MET"
+        print(f"{goal['goal']}: {goal['measured']:.3f} (at most {goal['limit']:.3f}): {met}")
 
 
 def main() -> None:
