@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -11,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+
+_BACKGROUND_NICENESS = 10
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done_bytes, total_bytes), perhaps from several threads."""
@@ -38,6 +41,14 @@ def make_executor(workers: int | None, name: str) -> Executor:
         return InlineExecutor()
     count = workers if workers is not None else min(16, len(os.sched_getaffinity(0)))
     return ThreadPoolExecutor(count, thread_name_prefix=f"dcr-{name}")
+
+
+def step_back() -> None:
+    """Lets other threads of this machine go first: the calling thread, and those it starts from now on, get about a
+    tenth of a core that others want too. Cores that nobody else wants are used as before.
+    """
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def bounded_map(executor: Executor, fn: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Iterator[R]:
