@@ -30,7 +30,7 @@ from dcr_s3.sending.baseline import Baseline, open_baseline
 from dcr_s3.sending.commit import commit
 from dcr_s3.sending.create import Base, create_run, read_base
 from dcr_s3.sending.owners import Owners, ranges
-from dcr_s3.sending.segments import SegmentSizes, SegmentWriter
+from dcr_s3.sending.segments import PART_BYTES, SegmentSizes, SegmentWriter
 from dcr_s3.sending.version import Draft, VersionWriter
 from dcr_s3.snapshots import publish_snapshot
 from dcr_s3.store import Store, open_store
@@ -53,6 +53,8 @@ class Sender:
 
     least_segment_bytes: ClassVar[int] = 1 << 20
     """A segment is never closed below this, save the last of a version."""
+    part_bytes: ClassVar[int] = PART_BYTES
+    """Segments of twice this size or more go up in parts."""
 
     def __init__(
         self,
@@ -213,7 +215,11 @@ class Sender:
         attempt = self._name_attempt(self._tries)
         timeline = Timeline()
         header = SegmentHeader(self.run.run_id, version, attempt, self._owners.owner, 0)
-        sizes = SegmentSizes(least_bytes=self.least_segment_bytes, dense_bytes=max(1, self.run.dense_bytes // 16))
+        sizes = SegmentSizes(
+            least_bytes=self.least_segment_bytes,
+            dense_bytes=max(1, self.run.dense_bytes // 16),
+            part_bytes=self.part_bytes,
+        )
         segments = SegmentWriter(self._store, header, self._uploaders, sizes, timeline)
         redo = baseline.redo(f"{version:012d}-{attempt}")
         self._busy = True

@@ -26,11 +26,13 @@ PART_BYTES = 8 << 20
 @dataclass(frozen=True)
 class SegmentSizes:
     """When a segment is closed: at ``most_bytes``, or from ``least_bytes`` on after ``dense_bytes`` of input, so that
-    even a small delta travels while the rest of it is still being found."""
+    even a small delta travels while the rest of it is still being found. One of twice ``part_bytes`` or more is sent in
+    parts of this size, the last one larger."""
 
     most_bytes: int = 32 << 20
     least_bytes: int = 1 << 20
     dense_bytes: int = 1 << 30
+    part_bytes: int = PART_BYTES
 
 
 class _OpenSegment:
@@ -98,8 +100,8 @@ class SegmentWriter:
         segment.blocks.append(replace(entry, offset=segment.size_bytes))
         segment.write(payload)
         segment.dense_bytes += entry.dense_bytes
-        while len(segment.buffer) >= 2 * PART_BYTES:
-            self._send_part(segment, PART_BYTES)
+        while len(segment.buffer) >= 2 * self._sizes.part_bytes:
+            self._send_part(segment, self._sizes.part_bytes)
         enough = segment.size_bytes >= self._sizes.least_bytes and segment.dense_bytes >= self._sizes.dense_bytes
         if segment.size_bytes >= self._sizes.most_bytes or enough:
             self._close(segment)

@@ -29,6 +29,7 @@ class MemoryBucket:
     objects: dict[str, _Stored] = field(default_factory=dict)
     uploads: dict[int, MemoryUpload] = field(default_factory=dict)
     upload_ids: Iterator[int] = field(default_factory=itertools.count)
+    min_part_bytes: int = MIN_PART_BYTES
 
 
 _buckets: dict[str, MemoryBucket] = {}
@@ -147,8 +148,9 @@ class MemoryUpload:
         with self._bucket.lock:
             self._require_open()
             parts = ordered_parts(self._key, self._parts)
-            if any(len(part) < MIN_PART_BYTES for part in parts[:-1]):
-                raise BadInput(f"every part of {self._key} but the last needs {MIN_PART_BYTES} bytes or more")
+            least = self._bucket.min_part_bytes
+            if any(len(part) < least for part in parts[:-1]):
+                raise BadInput(f"every part of {self._key} but the last needs {least} bytes or more")
             body = b"".join(parts)
             etag = f'{_etag(body)[:-1]}-{len(parts)}"'
             self._bucket.objects[self.full_key] = _Stored(body, etag, world().time())

@@ -9,7 +9,15 @@ import sys
 import time
 from dataclasses import asdict
 
-from dcr_s3.testing.sim.scenarios import Tiny, explore_tiny, long_scenario, run_seed
+from dcr_s3.testing.sim.scenarios import (
+    FAULT_RATE,
+    Making,
+    Tiny,
+    explore_tiny,
+    joint_scenario,
+    long_scenario,
+    run_seed,
+)
 from dcr_s3.testing.sim.simulation import Violation
 
 
@@ -19,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay one seed and print its trace")
     parser.add_argument("--seeds", type=int, default=20, help="run this many seeds (default 20)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
+    parser.add_argument("--joint", action="store_true", help="seeds of a trainer of several ranks and joint release")
     parser.add_argument("--explore", action="store_true", help="try everything in a small scenario instead")
     parser.add_argument("--senders", type=int, default=1)
     parser.add_argument("--receivers", type=int, default=1)
@@ -34,20 +43,20 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     if arguments.explore:
         return _explore(arguments)
+    make = joint_scenario if arguments.joint else long_scenario
     if arguments.seed is not None:
-        return _replay(arguments.seed, as_json=arguments.json)
-    failed = sum(
-        _one(seed, as_json=arguments.json) for seed in range(arguments.first, arguments.first + arguments.seeds)
-    )
+        return _replay(arguments.seed, make, as_json=arguments.json)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    failed = sum(_one(seed, make, as_json=arguments.json) for seed in seeds)
     print(f"{arguments.seeds} seeds, {failed} violations", file=sys.stderr)
     return int(failed > 0)
 
 
-def _one(seed: int, *, as_json: bool) -> bool:
+def _one(seed: int, make: Making, *, as_json: bool) -> bool:
     """Runs one seed; True if it failed."""
     begun = time.monotonic()
     try:
-        result = run_seed(seed)
+        result = run_seed(seed, make=make)
     except Violation as violation:
         print(json.dumps({"seed": seed, "violation": str(violation)}) if as_json else f"seed {seed}: {violation}")
         return True
@@ -57,8 +66,8 @@ def _one(seed: int, *, as_json: bool) -> bool:
     return False
 
 
-def _replay(seed: int, *, as_json: bool) -> int:
-    with long_scenario(seed) as scenario:
+def _replay(seed: int, make: Making, *, as_json: bool) -> int:
+    with make(seed, None, FAULT_RATE) as scenario:
         violation = None
         try:
             scenario.run()

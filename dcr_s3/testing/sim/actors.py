@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,7 +75,8 @@ class Baton:
 class Actor:
     """One simulated process. ``wake_s`` is the virtual time before which it does not want to run.
 
-    ``history`` digests everything it has been told since it began: what it will do next depends on nothing else.
+    ``history`` digests everything it has been told since it last began anew: what it will do next depends on nothing
+    else. ``estate`` digests all that the process which comes after it will find.
     """
 
     def __init__(self, name: str, program: Callable[[], None], baton: Baton, on_death: Callable[[], None]) -> None:
@@ -85,6 +86,7 @@ class Actor:
         self.turn.acquire()
         self.wake_s = 0.0
         self.history = hashlib.md5(usedforsecurity=False)
+        self.estate: Callable[[], Hashable] = lambda: None
         self.next: Point | None = None
         self.ended = False
         self.dead = False
@@ -106,6 +108,11 @@ class Actor:
         for fact in facts:
             self.history.update(fact if isinstance(fact, (bytes, bytearray, memoryview)) else repr(fact).encode())
             self.history.update(b"|")
+
+    def begin_anew(self, *facts: object) -> None:
+        """All that it goes on from is ``facts``."""
+        self.history = hashlib.md5(usedforsecurity=False)
+        self.learn(*facts)
 
     def require_alive(self) -> None:
         """Raises ``Crash`` in a process that has died, whatever it still tries."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from dcr_s3.format.document import SEAL_BYTES, seal
 
 
 @dataclass(eq=False)
@@ -27,7 +30,7 @@ class SimDisk:
     """Follows what the product makes durable below ``root``, where the real files are what a running process sees.
 
     After a power loss each folder has its durable names plus some of the changes since, the earliest first; a file has
-    its durable content, or any mixture with what was written since.
+    its durable content, or any mixture with what was written since. Files elsewhere do not outlive their process.
     """
 
     def __init__(self, root: Path) -> None:
@@ -35,14 +38,16 @@ class SimDisk:
         self._files: dict[Path, _File] = {}
         self._folders: dict[Path, _Folder] = {}
 
-    def digest(self) -> str:
-        """Equal for equal content, as it is seen and as it would survive."""
+    def digest(self, boot_id: str) -> str:
+        """Equal for what means the same to this boot, as it is seen and as it would survive."""
+        here = boot_id.encode()
         result = hashlib.md5(usedforsecurity=False)
         for path in sorted(p for p in self.root.rglob("*") if p.is_file()):
-            result.update(repr((path.relative_to(self.root), path.read_bytes(), self._known(path).durable)).encode())
+            seen, durable = _meaning(path.read_bytes(), here), _meaning(self._known(path).durable, here)
+            result.update(repr((path.relative_to(self.root), seen, durable)).encode())
         for place, folder in sorted(self._folders.items()):
-            names = [(name, file.durable) for name, file in sorted(folder.names.items())]
-            since = [(name, file and file.durable) for name, file in folder.since]
+            names = [(name, _meaning(file.durable, here)) for name, file in sorted(folder.names.items())]
+            since = [(name, file and (_meaning(file.durable, here),)) for name, file in folder.since]
             result.update(repr((place.relative_to(self.root), names, since)).encode())
         return result.hexdigest()
 
@@ -55,6 +60,8 @@ class SimDisk:
 
     def sync(self, path: Path) -> None:
         """A file's content is durable now; whether its name is depends on the folder."""
+        if not path.is_relative_to(self.root):
+            return
         self._known(path).durable = path.read_bytes()
 
     def sync_folder(self, path: Path) -> None:
@@ -75,6 +82,8 @@ class SimDisk:
 
     def unlink(self, path: Path) -> None:
         """``path`` was deleted."""
+        if not path.is_relative_to(self.root):
+            return
         self._files.pop(path, None)
         self._folder(path.parent).since.append((path.name, None))
 
@@ -111,6 +120,19 @@ class SimDisk:
 
 def _moved(path: Path, source: Path, target: Path) -> Path:
     return target / path.relative_to(source) if path.is_relative_to(source) else path
+
+
+_BOOT = re.compile(rb'(?<="boot_id":")[^"]*')
+
+
+def _meaning(content: bytes | None, boot_id: bytes) -> bytes | None:
+    """Content in which it shows only whether the boot it names is this one. A document's seal says no more."""
+    if content is None or b'"boot_id"' not in content:
+        return content
+    body = content[:-SEAL_BYTES]
+    sealed = content[-SEAL_BYTES:] == seal(body)
+    said = _BOOT.sub(lambda found: b"this" if found[0] == boot_id else b"earlier", body if sealed else content)
+    return said + b"sealed" if sealed else said
 
 
 _SECTOR_BYTES = 16

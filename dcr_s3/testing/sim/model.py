@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class TinyModel:
 
     def __init__(self, root: Path, count: int, tensors: _Tensors = SEVERAL) -> None:
         self.root = root
+        self._tensors = tensors
         dice = random.Random(count)
         size = sum(prod(shape) * width for _, _, shape, width in tensors)
         bodies = [bytearray(dice.randbytes(size))]
@@ -32,6 +33,14 @@ class TinyModel:
         for number, file in enumerate(self.files):
             self.directory(number).mkdir(parents=True)
             (self.directory(number) / FILE).write_bytes(file)
+
+    def tensors(self, number: int) -> Iterator[tuple[str, str, tuple[int, ...], bytes]]:
+        """Name, dtype, shape and bytes of every tensor of one state."""
+        at = len(_header(self._tensors))
+        for name, dtype, shape, width in self._tensors:
+            end = at + prod(shape) * width
+            yield name, dtype, shape, self.files[number][at:end]
+            at = end
 
     def directory(self, number: int) -> Path:
         """The checkpoint of one state."""

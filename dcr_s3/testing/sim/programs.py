@@ -15,6 +15,7 @@ from dcr_s3.store.base import Store
 from dcr_s3.testing.sim.model import TinyModel
 from dcr_s3.testing.sim.simulation import Machine, Simulation, Violation
 from dcr_s3.testing.sim.truth import Intent, Truth
+from dcr_s3.testing.sim.world import SimWorld
 from dcr_s3.upkeep import make_fold, make_snapshot
 from dcr_s3.world import world
 
@@ -25,10 +26,20 @@ MIN_AGE_S = 7200.0
 """Longer than any simulated process ever stands still."""
 
 
+PART_BYTES = 64
+"""Small enough for the segments of a tiny model to have several parts."""
+
+
 class SmallSegments(Sender):
     """Tiny models have several segments too."""
 
     least_segment_bytes = 1
+
+
+class SmallParts(SmallSegments):
+    """And their segments several parts."""
+
+    part_bytes = PART_BYTES
 
 
 @dataclass
@@ -37,12 +48,22 @@ class Surroundings:
 
     name: str
     store: Store
-    machine: Machine
+    world: SimWorld
     model: TinyModel
     truth: Truth
     simulation: Simulation
     intent: Intent | None = None
     _late_errors: int = 0
+
+    @property
+    def machine(self) -> Machine:
+        """What it runs on."""
+        return self.world.machine
+
+    def begin(self, *memory: object) -> None:
+        """From here on a process knows no more than ``memory`` and what lies on its disk."""
+        if self.simulation.choices.timeless:
+            self.world.me.begin_anew(*memory, self.machine.digest())
 
     def trouble(self, error: DcrError) -> None:
         """Notes an error and waits. Raises ``Violation`` if there are still errors long after the last fault."""
@@ -74,12 +95,14 @@ class Trainer(Program):
     states: int
     fence: bool = True
     pace_s: float = 10.0
+    opens: type[Sender] = SmallSegments
     reached: int = 0
     done: bool = False
 
     def __call__(self, here: Surroundings) -> None:
         self.reached = max(0, self.reached - 1)
         while not self.done:
+            here.begin(self.reached)
             try:
                 self._session(here)
             except Fenced:
@@ -90,7 +113,7 @@ class Trainer(Program):
     def _session(self, here: Surroundings) -> None:
         base, state_dir = here.model.directory(0), here.machine.root / "state"
         here.intent = None
-        with SmallSegments.open(here.store, base=base, state_dir=state_dir, fence=self.fence, workers=0) as sender:
+        with self.opens.open(here.store, base=base, state_dir=state_dir, fence=self.fence, workers=0) as sender:
             session = here.truth.opened() if self.fence else 0
             while self.reached < self.states:
                 here.intent = Intent(here.name, (self.reached + 1) % len(here.model.files), session)
@@ -145,6 +168,7 @@ class OnePull(Program):
     def __call__(self, here: Surroundings) -> None:
         base, target = here.model.directory(0), here.machine.root / "mirror"
         while True:
+            here.begin()
             try:
                 Receiver(here.store, target, base=base, name=here.name, workers=0).pull()
                 break
@@ -160,15 +184,17 @@ class Follower(Program):
 
     finished: Callable[[], bool]
     poll_s: float = 2.0
+    released_only: bool = False
 
     def __call__(self, here: Surroundings) -> None:
         base, target = here.model.directory(0), here.machine.root / "mirror"
         halt = _Halt(lambda: self.finished() and here.truth.at_newest(here.name))
         while not halt.is_set():
             try:
-                Receiver(here.store, target, base=base, name=here.name, workers=0).follow(
-                    stop=halt, poll_interval_s=self.poll_s
+                receiver = Receiver(
+                    here.store, target, base=base, name=here.name, released_only=self.released_only, workers=0
                 )
+                receiver.follow(stop=halt, poll_interval_s=self.poll_s)
             except DcrError as error:
                 here.trouble(error)
 
@@ -203,6 +229,7 @@ class OneUpkeep(Program):
     def __call__(self, here: Surroundings) -> None:
         mirror = here.machine.root / "mirror"
         while True:
+            here.begin()
             try:
                 make_fold(here.store, mirror, workers=0)
                 make_snapshot(here.store, mirror, workers=0)
@@ -216,6 +243,7 @@ class OneCleaning(Program):
 
     def __call__(self, here: Surroundings) -> None:
         while True:
+            here.begin()
             try:
                 gc(here.store, min_age_s=MIN_AGE_S, keep_versions=1, dry_run=False, workers=0)
                 return

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dcr_s3.format.signature import Signer
 from dcr_s3.store.memory import MemoryBucket, MemoryStore
+from dcr_s3.store.trusted import trusted
 from dcr_s3.testing.sim.choices import Choices
 from dcr_s3.testing.sim.disk import SimDisk
 from dcr_s3.testing.sim.model import TinyModel
-from dcr_s3.testing.sim.programs import Program, Surroundings
+from dcr_s3.testing.sim.programs import PART_BYTES, Program, Surroundings
 from dcr_s3.testing.sim.simulation import Machine, Simulation
 from dcr_s3.testing.sim.store import SimStore
 from dcr_s3.testing.sim.truth import Intent, Mirrored, Truth
@@ -25,13 +27,16 @@ RESTART_S = 3.0
 class Role:
     """One machine that always runs the same program, and ``settle`` after all programs have ended.
 
-    ``mirror`` is a pattern for where its mirror lies, empty where it has none.
+    ``mirror`` is a pattern for where its mirror lies, empty where it has none; ``required`` and ``cautious`` are as for
+    ``Mirrored``.
     """
 
     name: str
     program: Program
     mirror: str
     settle: Program | None = None
+    required: bool = False
+    cautious: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,17 @@ class Start:
     intents: Mapping[str, Intent | None] = field(default_factory=dict)
 
     def lay_out(self, root: Path) -> None:
-        """Writes the files."""
+        """Leaves these files below ``root``, and nothing else."""
+        folders = {root / parent for name in self.files for parent in Path(name).parents}
+        for path in sorted(root.rglob("*"), reverse=True):
+            if not path.is_dir():
+                path.unlink()
+            elif path not in folders:
+                path.rmdir()
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            (root / name).write_bytes(content)
 
 
 NOTHING = Start()
@@ -81,23 +92,25 @@ class Scenario:
         menu: Collection[str] | None = None,
         disk: bool = True,
         start: Start = NOTHING,
+        signer: Signer | None = None,
     ) -> None:
         self._root = root
         self._model = model
         self._roles = list(roles)
         self._menu = menu
         self._disk_menu = menu if disk else ()
+        self._signer = signer
         self._lives: dict[str, int] = {}
         self._crashes = 0
         start.lay_out(root)
-        self.bucket = MemoryBucket(objects=dict(start.objects))
+        self.bucket = MemoryBucket(objects=dict(start.objects), min_part_bytes=PART_BYTES)
         self.machines = {r.name: _machine(root, r.name) for r in roles}
-        mirrors = {r.name: Mirrored(self.machines[r.name], r.mirror) for r in roles if r.mirror}
+        mirrors = {r.name: Mirrored(self.machines[r.name], r.mirror, r.required, r.cautious) for r in roles if r.mirror}
         self.truth = Truth(self.bucket, model, mirrors)
         self.simulation = Simulation(choices, self.truth.check, noisy_steps, seed=seed)
         self.truth.intents.update(start.intents)
         self.truth.check("")
-        self.simulation.bucket_state = lambda: self.truth.fingerprint
+        self.simulation.outside_state = self._outside_state
 
     def run(self) -> Result:
         """Until all programs have ended. Raises ``Violation``."""
@@ -126,27 +139,31 @@ class Scenario:
         contents = {str(p.relative_to(self._root)): p.read_bytes() for p in files}
         return Start(dict(self.bucket.objects), contents, dict(self.truth.intents))
 
+    def _outside_state(self, running: Collection[str]) -> Hashable:
+        """The bucket, what was promised, and the disks of those that have ended and will be settled."""
+        idle = (r.name for r in self._roles if r.settle is not None and r.name not in running)
+        return self.truth.state(), tuple((name, self.machines[name].digest()) for name in idle)
+
     def _start(self, role: Role, program: Program) -> None:
         life = self._lives[role.name] = self._lives.get(role.name, -1) + 1
         simulation, machine = self.simulation, self.machines[role.name]
         world = SimWorld(simulation, machine, simulation.dice(f"{role.name}#{life}"), self._disk_menu)
-        here = Surroundings(role.name, MemoryStore(), machine, self._model, self.truth, simulation)
-        here.store = SimStore(
+        here = Surroundings(role.name, MemoryStore(), world, self._model, self.truth, simulation)
+        way = SimStore(
             MemoryStore(self.bucket),
             simulation,
             world,
             lambda request: self.truth.sending(here.intent, request),
             self._menu,
         )
+        here.store = trusted(way, self._signer)
 
         def live() -> None:
             with living_in(world):
                 program(here)
 
         world.actor = simulation.spawn(role.name, live, on_death=lambda: self._restart(role))
-        world.actor.learn(program.reached, machine.boots)
-        if self.simulation.choices.timeless:
-            world.actor.learn(machine.disk.digest())
+        world.actor.estate = lambda: (program.reached, machine.digest())
         if life:
             world.actor.wake_s += RESTART_S
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dcr_s3.testing.sim.actors import Actor, Baton, Crash, Kind, Point
@@ -36,6 +37,15 @@ class Machine:
     def root(self) -> Path:
         return self.disk.root
 
+    @property
+    def boot_id(self) -> str:
+        """Of the running kernel."""
+        return f"{self.name}-{self.boots}"
+
+    def digest(self) -> str:
+        """Equal for disks that mean the same to the running kernel."""
+        return self.disk.digest(self.boot_id)
+
 
 @dataclass
 class Simulation:
@@ -50,9 +60,8 @@ class Simulation:
     trace: list[str] = field(default_factory=list)
     actors: list[Actor] = field(default_factory=list)
     broken: Violation | None = None
-    bucket_state: Callable[[], Hashable] = lambda: None
-    """Digests the bucket's content."""
-    _ended: dict[str, str] = field(default_factory=dict)
+    outside_state: Callable[[Collection[str]], Hashable] = lambda _: None
+    """Digests all but running processes, whose names it is given."""
     _baton: Baton = field(default_factory=Baton)
 
     @property
@@ -73,7 +82,6 @@ class Simulation:
         actor = Actor(name, program, self._baton, on_death)
         actor.wake_s = self.now_s
         self.actors.append(actor)
-        self._ended.pop(name, None)
         return actor
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
@@ -112,7 +120,6 @@ class Simulation:
         if actor.ended:
             actor.join()
             self.actors.remove(actor)
-            self._ended[actor.name] = actor.history.hexdigest()
             self.log(actor.name, "dies" if actor.dead else "ends")
         if actor.ended and actor.dead:
             actor.on_death()
@@ -127,7 +134,12 @@ class Simulation:
     def state(self) -> Hashable:
         """Equal for two moments from which the same may follow, in a timeless simulation."""
         alive = tuple(sorted((a.name, a.history.hexdigest(), str(a.next)) for a in self.actors))
-        return self.bucket_state(), alive, tuple(sorted(self._ended.items()))
+        return self.outside_state({a.name for a in self.actors}), alive
+
+    def _without(self, gone: Actor) -> Hashable:
+        """The same, were one process to die now."""
+        alive = tuple(sorted((a.name, a.history.hexdigest(), str(a.next)) for a in self.actors if a is not gone))
+        return self.outside_state({a.name for a in self.actors}), alive, gone.name, gone.estate()
 
     def at(self, actor: Actor, machine: Machine, point: Point, possible: Sequence[str]) -> str | None:
         """Called by an actor before it does what ``point`` says; returns the fault that it meets. Raises ``Crash``."""
@@ -139,9 +151,9 @@ class Simulation:
             actor.offer(point)
         else:
             self._examine_inside(actor)
-        fault = None if self.quiet else self.choices.fault(actor.name, point, possible)
+        fault = None if self.quiet else self.choices.fault(point, possible, partial(self._without, actor))
         self.log(actor.name, str(point), fault or "")
-        actor.learn(str(point), fault)
+        actor.learn(str(point))
         if fault in DEADLY:
             actor.die()
             if fault == POWER_LOSS:

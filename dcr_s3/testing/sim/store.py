@@ -105,7 +105,7 @@ class SimStore(WrappedStore):
 
     def _possible(self, request: Request) -> list[str]:
         faults = [str(f) for f in sorted(possible_faults(request))]
-        if request.kind == "put":
+        if request.kind in ("put", "upload_part"):
             # The checksum sent along would make the store refuse a body that changed on its way.
             faults.remove(FaultKind.FLIPPED_BIT)
         if request.kind in WRITES:
@@ -141,3 +141,4 @@ class SimStore(WrappedStore):
                     pass
 
         carrier.actor = self._simulation.spawn(f"{self._world.me.name}-late-{self._late}", program)
+        carrier.actor.learn(copy.kind, copy.key, copy.body)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from dcr_s3.format.keys import ACK_PREFIX, RUN_KEY, ack_key, manifest_key, manifest_version
+from dcr_s3.format.keys import ACK_PREFIX, RELEASE_KEY, RUN_KEY, ack_key, manifest_key, manifest_version
 from dcr_s3.store.memory import MemoryBucket
 from dcr_s3.store.wrapped import Request
 from dcr_s3.testing.sim.ledger import Claim, Ledger
@@ -41,21 +42,37 @@ class Commit:
 
 @dataclass
 class Mirrored:
-    """A mirror on a machine, and what its state file said when last looked at. ``pattern`` is where it lies."""
+    """A mirror on a machine, and what its state file said when last looked at. ``pattern`` is where it lies.
+
+    Without a ``required`` one that has proved it no version is released; a ``cautious`` one applies no other.
+    """
 
     machine: Machine
     pattern: str
+    required: bool = False
+    cautious: bool = False
     version: int = -1
     settled: bool = False
     acked: int = -1
     boots: int = 0
-    _directory: Path | None = None
+    _files: tuple[Path, Path] | None = None
+    _last: tuple[bytes, Mapping[str, Any]] = (b"", {})
 
-    def directory(self) -> Path | None:
-        """None before it is made."""
-        if self._directory is None:
-            self._directory = next(iter(self.machine.root.glob(self.pattern)), None)
-        return self._directory
+    def state(self) -> Mapping[str, Any] | None:
+        """The state file; None before there is one."""
+        if self._files is None:
+            for directory in self.machine.root.glob(self.pattern):
+                self._files = directory / STATE_FILE, directory / FILE
+        if self._files is None or not self._files[0].exists():
+            return None
+        body = self._files[0].read_bytes()
+        if body != self._last[0]:
+            self._last = body, json.loads(body)
+        return self._last[1]
+
+    def bits(self) -> bytes | None:
+        """The checkpoint's only file."""
+        return self._files[1].read_bytes() if self._files is not None else None
 
 
 class Truth:
@@ -66,12 +83,18 @@ class Truth:
         self.model = model
         self.commits: dict[int, Commit] = {}
         self.newest = -1
+        self.released = -1
+        self._release: object = None
         self.fingerprint = 0
         self.mirrors = dict(mirrors)
         self.intents: dict[str, Intent | None] = {}
         self._ledger = Ledger()
         self._had_snapshot = False
         self._sessions = 0
+
+    def state(self) -> Hashable:
+        """Equal where the same is still promised."""
+        return self.fingerprint, self._sessions, tuple(m.acked for m in self.mirrors.values())
 
     # What processes tell
 
@@ -126,6 +149,9 @@ class Truth:
                 self._check_snapshot(claim)
         for key in (k for k in objects if k.startswith(ACK_PREFIX)):
             self._ack(key, objects[key].body)
+        if objects.get(RELEASE_KEY) is not self._release:
+            self._release = objects[RELEASE_KEY]
+            self._check_release(json.loads(objects[RELEASE_KEY].body))
         self._ledger.require_whole()
         if gone:
             self._check_deleted(gone)
@@ -142,6 +168,18 @@ class Truth:
         state = previous if manifest["kind"] == "fence" or intent is None else intent.state
         self.commits[claim.last] = Commit(digest, state, intent)
         self.newest = claim.last
+
+    def _check_release(self, document: Mapping[str, Any]) -> None:
+        version = document["version"]
+        if version < self.released:
+            raise Violation(f"{RELEASE_KEY} went back from version {self.released} to {version}")
+        commit = self.commits.get(version)
+        if commit is None or commit.sha256 != document["sha256"]:
+            raise Violation(f"{RELEASE_KEY} names a version {version} that was not committed like that")
+        for name, mirrored in self.mirrors.items():
+            if mirrored.required and mirrored.acked < version:
+                raise Violation(f"version {version} was released, and {name} has not proved it")
+        self.released = version
 
     def _check_snapshot(self, claim: Claim) -> None:
         commit = self.commits.get(claim.last)
@@ -166,9 +204,7 @@ class Truth:
                 mirrored.acked = max(mirrored.acked, json.loads(body)["version"])
 
     def _check_mirror(self, name: str, mirrored: Mirrored) -> None:
-        directory, machine = mirrored.directory(), mirrored.machine
-        file = directory / STATE_FILE if directory is not None else None
-        state = json.loads(file.read_bytes()) if file is not None and file.exists() else None
+        machine, state = mirrored.machine, mirrored.state()
         version = -1 if state is None else state["position"]["version"]
         if version < mirrored.acked:
             raise Violation(f"{name} has acknowledged version {mirrored.acked} and holds {version}")
@@ -176,12 +212,14 @@ class Truth:
         if version < mirrored.version and mirrored.boots == machine.boots:
             raise Violation(f"{name} went back from version {mirrored.version} to {version}")
         mirrored.version, mirrored.boots = version, machine.boots
-        if state is None or directory is None:
+        if state is None:
             return
-        replayed = not state["journals"] or state["boot_id"] == f"{machine.name}-{machine.boots}"
+        if mirrored.cautious and version > max(0, self.released):
+            raise Violation(f"{name} holds version {version}, of which {self.released} is released")
+        replayed = not state["journals"] or state["boot_id"] == machine.boot_id
         mirrored.settled = state["status"] == "clean" and replayed
         commit = self.commits.get(version)
         if commit is None or commit.sha256 != state["position"]["sha256"]:
             raise Violation(f"{name} says that it holds version {version}, which was not committed like that")
-        if mirrored.settled and (directory / FILE).read_bytes() != self.model.files[commit.state]:
+        if mirrored.settled and mirrored.bits() != self.model.files[commit.state]:
             raise Violation(f"{name} serves bits that are not those of version {version}, which it says it holds")

@@ -61,7 +61,7 @@ class SimWorld(World):
         return self._dice.uniform(low, high)
 
     def boot_id(self) -> str:
-        return f"{self._machine.name}-{self._machine.boots}"
+        return self._machine.boot_id
 
     def sync(self, file: IO[bytes]) -> None:
         path = Path(file.name)
@@ -109,12 +109,11 @@ class SimWorld(World):
         return self._machine
 
     def _at(self, name: str, path: Path) -> None:
-        try:
-            shown = path.relative_to(self._machine.root)
-        except ValueError:
-            shown = Path(path.name)
+        own, shown = f"{self._machine.root}/", str(path)
+        shown = shown.removeprefix(own) if shown.startswith(own) else path.name
         point = Point(Kind.DISK, name, f"{self._machine.name}:{shown}")
         if self._simulation.at(self.me, self._machine, point, self._possible(name)) == DISK_FULL:
+            self.me.learn(DISK_FULL)
             raise OSError(errno.ENOSPC, "simulated: no space left", str(path))
 
     def _possible(self, name: str) -> list[str]:
