@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from hashlib import sha256
 
 from pydantic import BaseModel
@@ -13,16 +14,20 @@ from dcr_s3.format import limits
 from dcr_s3.format.ack import Ack
 from dcr_s3.format.keys import (
     ACK_PREFIX,
+    FOLD_PREFIX,
     MANIFEST_PREFIX,
     SNAPSHOT_MARKER,
     SNAPSHOT_PREFIX,
+    fold_versions,
     manifest_key,
     manifest_version,
     segment_key,
 )
 from dcr_s3.format.manifest import Manifest, SegmentEntry
+from dcr_s3.format.release import Release
 from dcr_s3.format.run import Run
 from dcr_s3.format.segment import PREFIX_BYTES, TRAILER_BYTES, Segment, parse_segment
+from dcr_s3.joint import read_release
 from dcr_s3.reading import load_run
 from dcr_s3.store.base import Store
 
@@ -46,17 +51,35 @@ class VersionSummary(BaseModel):
 
 
 class ReceiverSummary(BaseModel):
-    """What a receiver last proved. ``lag`` counts versions; ``matches`` is None if its version was not read."""
+    """What a receiver last proved. ``lag`` counts versions; ``matches`` is None if its version was not read.
+
+    Its lease runs until ``lease_until``; ``alive`` is False where the store has dated something later than that.
+    """
 
     name: str
     version: int
     lag: int
     proved_at: str
     matches: bool | None
+    lease_s: int
+    lease_until: str
+    alive: bool
+
+
+class ReleaseSummary(BaseModel):
+    """The released version, and who had proved it when it was released. ``lag`` counts versions."""
+
+    version: int
+    step: int | None
+    lag: int
+    released_at: str
+    proved_by: list[str]
 
 
 class Overview(BaseModel):
-    """A run. ``version`` is the newest; ``versions`` has the last ones, oldest first."""
+    """A run. ``version`` is the newest; ``versions`` has the last ones, oldest first. ``folds`` are pairs: from which
+    version to which. ``release`` is None where nothing was released yet.
+    """
 
     run_id: str
     created_at: str
@@ -66,6 +89,8 @@ class Overview(BaseModel):
     dense_bytes: int
     version: int
     snapshots: list[int]
+    folds: list[tuple[int, int]]
+    release: ReleaseSummary | None
     versions: list[VersionSummary]
     receivers: list[ReceiverSummary]
 
@@ -123,14 +148,20 @@ class Anatomy(BaseModel):
 
 
 def overview(store: Store, *, last: int = 20) -> Overview:
-    """Reads a run's newest ``last`` versions and all acknowledgements. Raises ``RunMissing``, ``CorruptObject``."""
+    """Reads a run's newest ``last`` versions, its release and all acknowledgements.
+
+    Raises ``RunMissing``, ``CorruptObject``.
+    """
     run, _ = load_run(store)
-    found = [v for v in (manifest_version(o.key) for o in store.list(MANIFEST_PREFIX)) if v is not None]
-    newest = max(found, default=0)
+    listed = [(v, o.modified_at) for o in store.list(MANIFEST_PREFIX) if (v := manifest_version(o.key)) is not None]
+    newest = max((v for v, _ in listed), default=0)
+    held = list(store.list(ACK_PREFIX))
     with ThreadPoolExecutor(_READERS) as readers:
-        read = list(readers.map(lambda version: _read_manifest(store, version), sorted(found)[-last:]))
-        acks = [ack for ack in readers.map(lambda o: _read_ack(store, o.key), list(store.list(ACK_PREFIX))) if ack]
+        read = list(readers.map(lambda version: _read_manifest(store, version), sorted(v for v, _ in listed)[-last:]))
+        acks = list(readers.map(lambda o: _read_ack(store, o.key), held))
     states = {0: run.state} | {manifest.version: manifest.state_after for manifest, _ in read}
+    now = max((at for at in (*(t for _, t in listed), *(o.modified_at for o in held))), default=0.0)
+    released = read_release(store, run.run_id)
     return Overview(
         run_id=run.run_id,
         created_at=run.created_at,
@@ -140,18 +171,37 @@ def overview(store: Store, *, last: int = 20) -> Overview:
         dense_bytes=run.dense_bytes,
         version=newest,
         snapshots=[int(key.split("/")[1]) for key in _markers(store)],
+        folds=sorted(ends for o in store.list(FOLD_PREFIX) if (ends := fold_versions(o.key)) is not None),
+        release=None if released is None else _release_summary(released[0], newest),
         versions=[_summary(manifest, len(body)) for manifest, body in read],
         receivers=[
-            ReceiverSummary(
-                name=ack.receiver,
-                version=ack.version,
-                lag=newest - ack.version,
-                proved_at=ack.proved_at,
-                matches=ack.state == states[ack.version] if ack.version in states else None,
-            )
-            for ack in acks
-            if ack.run_id == run.run_id
+            _receiver_summary(ack, info.modified_at, now, newest, states)
+            for ack, info in zip(acks, held, strict=True)
+            if ack is not None and ack.run_id == run.run_id
         ],
+    )
+
+
+def _receiver_summary(ack: Ack, seen_at: float, now: float, newest: int, states: Mapping[int, str]) -> ReceiverSummary:
+    return ReceiverSummary(
+        name=ack.receiver,
+        version=ack.version,
+        lag=newest - ack.version,
+        proved_at=ack.proved_at,
+        matches=ack.state == states[ack.version] if ack.version in states else None,
+        lease_s=ack.lease_s,
+        lease_until=datetime.fromtimestamp(seen_at + ack.lease_s, UTC).isoformat(timespec="seconds"),
+        alive=now < seen_at + ack.lease_s,
+    )
+
+
+def _release_summary(release: Release, newest: int) -> ReleaseSummary:
+    return ReleaseSummary(
+        version=release.version,
+        step=release.step,
+        lag=newest - release.version,
+        released_at=release.released_at,
+        proved_by=list(release.proved_by),
     )
 
 

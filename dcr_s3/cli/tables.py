@@ -21,12 +21,17 @@ def table(title: str, *columns: str) -> Table:
 
 
 def status_tables(found: Overview) -> list[RenderableType]:
-    """The run in a line, its versions, its receivers."""
+    """The run in a line, what else it offers, its versions, its receivers."""
     line = f"run {found.run_id}, made {found.created_at}, coding {found.coding}"
     sizes = f"{found.tensors:,} tensors, {found.total_elements:,} elements, a full copy has {size(found.dense_bytes)}"
     shown: list[RenderableType] = [line, sizes]
     if found.snapshots:
         shown.append(f"full copies in the bucket: version {', '.join(map(str, found.snapshots))}")
+    if found.folds:
+        shown.append(f"folds: {', '.join(f'{first} to {last}' for first, last in found.folds)}")
+    if found.release is not None:
+        by = f"{len(found.release.proved_by)} receivers had proved it"
+        shown.append(f"released: version {found.release.version}, {found.release.released_at}; {by}")
     versions = table(
         f"version {found.version} is the newest", "version", "step", "epoch", "changed", "bytes", "less", "<made"
     )
@@ -35,10 +40,11 @@ def status_tables(found: Overview) -> list[RenderableType]:
         changed = "fence" if v.kind == "fence" else percent(v.changed_elements, v.total_elements)
         less = "" if v.kind == "fence" else ratio(v.dense_bytes, v.wire_bytes)
         versions.add_row(str(v.version), step, str(v.epoch), changed, size(v.wire_bytes), less, v.created_at)
-    receivers = table("receivers", "<name", "version", "lag", "<proved")
+    receivers = table("receivers", "<name", "version", "lag", "<proved", "<lease until")
     for r in found.receivers:
         wrong = " (another state than the run's!)" if r.matches is False else ""
-        receivers.add_row(r.name, str(r.version), str(r.lag), r.proved_at + wrong)
+        over = "" if r.alive else " (over: nobody waits for it)"
+        receivers.add_row(r.name, str(r.version), str(r.lag), r.proved_at + wrong, r.lease_until + over)
     return [*shown, versions, receivers if found.receivers else "no receiver has acknowledged anything yet"]
 
 

@@ -156,6 +156,32 @@ def test_status_shows_versions_and_receivers(
     assert "receivers" in shown
 
 
+def test_status_shows_folds_the_release_and_leases(
+    cli: Cli, make_checkpoint: MakeCheckpoint, tmp_path: Path, url: str
+) -> None:
+    base = make_checkpoint(0)
+    cli("init", url, "--base", base)
+    assert cli("status", url, "--json").data["release"] is None
+    cli("fold", url, tmp_path / "keep", "--base", base)
+    for version in (1, 2):
+        cli("publish", url, make_checkpoint(version), "--step", 6 + version)
+    cli("fold", url, tmp_path / "keep")
+    cli("pull", url, tmp_path / "mirror", "--base", base)
+    cli("release", url, 2)
+    cli("publish", url, make_checkpoint(3), "--step", 9)
+    found = cli("status", url, "--json").data
+    assert found["folds"] == [[0, 2]]
+    (receiver,) = found["receivers"]
+    assert (found["release"]["version"], found["release"]["step"], found["release"]["lag"]) == (2, 8, 1)
+    assert found["release"]["proved_by"] == [receiver["name"]]
+    assert (receiver["lag"], receiver["alive"]) == (1, True)
+    assert receiver["lease_until"] > receiver["proved_at"]
+    shown = cli("status", url).out
+    assert "folds: 0 to 2" in shown
+    assert "released: version 2" in shown
+    assert "lease until" in shown
+
+
 def test_inspect_takes_a_version_apart(cli: Cli, make_checkpoint: MakeCheckpoint, url: str) -> None:
     cli("init", url, "--base", make_checkpoint(0))
     for version in (1, 2):
