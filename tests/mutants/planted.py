@@ -10,16 +10,19 @@ from unittest.mock import ANY
 
 import pytest
 
-from dcr_s3 import folding, receiver, replay, retention, sender
-from dcr_s3.errors import CommitConflict, PreconditionFailed, StoreUnavailable
-from dcr_s3.format.keys import manifest_key
+from dcr_s3 import folding, following, joint, receiver, replay, retention, sender
+from dcr_s3.errors import CommitConflict, OwnerFailed, PreconditionFailed, StoreUnavailable, UnknownOutcome
+from dcr_s3.format.keys import OWNER_PREFIX, RELEASE_KEY, manifest_key
 from dcr_s3.format.manifest import Manifest
+from dcr_s3.format.owner import OwnerList
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import fetch_manifest
 from dcr_s3.sending import commit as committing
+from dcr_s3.sending import owners
 from dcr_s3.sending.segments import SegmentWriter
 from dcr_s3.sending.version import VersionWriter
 from dcr_s3.store.base import Store
+from dcr_s3.store.trusted import TrustedStore
 from dcr_s3.targets import directory
 from dcr_s3.targets.directory import DirectoryMirror
 from dcr_s3.targets.redo import RedoWriter
@@ -279,3 +282,90 @@ def _unproved(self: Any, name: str, target: Any, staged: Any) -> Any:
     for change in (c for s in staged for c in s.changes):
         digests[change.tensor] += change.new - change.old
     return digests
+
+
+def owners_not_waited_for(patch: Patch) -> None:
+    """The committer takes the lists that are there when it looks, and calls that the version."""
+
+    def gather(self: Any, mine: OwnerList) -> OwnerList:
+        others = [self._read(mine, n) for n in range(self.count) if n != self.owner]
+        return owners.merge([mine, *(o for o in others if o is not None and o.error is None)])
+
+    patch.setattr(owners.Owners, "gather", gather)
+
+
+def any_attempts_list_taken(patch: Patch) -> None:
+    """The committer takes an owner's list of a version whichever attempt, hence epoch, it belongs to."""
+
+    def read(self: Any, mine: OwnerList, owner: int) -> OwnerList | None:
+        for info in self._store.list(f"{OWNER_PREFIX}{mine.version:012d}/"):
+            if owner and info.key.endswith(f"/{owner:05d}.json"):
+                found = OwnerList.from_bytes(self._store.get(info.key, limit_bytes=1 << 20).body, where=info.key)
+                if found.error is None:
+                    return found
+        return read_own(self, mine, owner)
+
+    read_own = owners.Owners._read
+    patch.setattr(owners.Owners, "_read", read)
+
+
+def failed_owner_committed_without(patch: Patch) -> None:
+    """An owner that says it has failed counts as one without changes."""
+    read = owners.Owners._read
+
+    def forgiving(self: Any, mine: OwnerList, owner: int) -> OwnerList | None:
+        found = read(self, mine, owner)
+        return found.model_copy(update={"error": None}) if found is not None and owner else found
+
+    patch.setattr(owners.Owners, "_read", forgiving)
+
+
+def follower_deletes_after_unknown_outcome(patch: Patch) -> None:
+    """An owner that hears nothing of the commit takes its segments away."""
+    follow = owners.Owners.follow
+
+    def hasty(self: Any, mine: OwnerList) -> bytes:
+        try:
+            return follow(self, mine)
+        except UnknownOutcome as error:
+            raise OwnerFailed(str(error)) from None
+
+    patch.setattr(owners.Owners, "follow", hasty)
+
+
+def released_without_condition(patch: Patch) -> None:
+    """The release is looked at, and then written over whatever is there by then."""
+
+    def around(self: Any, request: Any, send: Any) -> Any:
+        if request.key == RELEASE_KEY and request.body is not None:
+            return self.inner.put(RELEASE_KEY, self.signed(request.body))
+        return trust(self, request, send)
+
+    trust = TrustedStore.around
+    patch.setattr(TrustedStore, "around", around)
+
+
+def released_without_proof(patch: Patch) -> None:
+    """A version is released though a required receiver has not proved it."""
+    patch.setattr(joint, "lacking", lambda members, position, required, now: [])
+
+
+def unreleased_applied(patch: Patch) -> None:
+    """A receiver of released versions applies whatever is committed."""
+    patch.setattr(receiver.Receiver, "_limit", lambda self, store, run_id, to_version: to_version)
+    patch.setattr(following.Follower, "_look_released", following.Follower._look)
+
+
+def lost_parts_not_noticed(patch: Patch) -> None:
+    """An upload is completed with the parts that arrived."""
+
+    def complete(self: Any, segment: Any, entry: Any) -> Any:
+        if segment.upload is None:
+            self._store.put(segment.key, segment.buffer)
+        else:
+            for part in segment.parts:
+                part.exception()
+            segment.upload.complete()
+        return entry
+
+    patch.setattr(SegmentWriter, "_complete", complete)

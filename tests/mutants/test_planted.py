@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from dcr_s3.testing.sim import Tiny, Violation, explore_tiny, run_seed
+from dcr_s3.testing.sim import Tiny, Violation, explore_tiny, joint_scenario, run_seed
+from dcr_s3.testing.sim.scenarios import Making, long_scenario
 from tests.mutants import planted
 from tests.mutants.flips import meet_flipped_bits
 
@@ -20,6 +21,8 @@ class Hunt:
     tiny: Tiny | None = None
     seeds: tuple[int, ...] = ()
     menu: frozenset[str] | None = None
+    fault_rate: float = 0.05
+    make: Making = long_scenario
     probe: Callable[[], None] = lambda: None
 
     def go(self) -> None:
@@ -27,7 +30,7 @@ class Hunt:
         if self.tiny is not None:
             explore_tiny(self.tiny)
         for seed in self.seeds:
-            run_seed(seed, self.menu)
+            run_seed(seed, self.menu, self.fault_rate, make=self.make)
         self.probe()
 
 
@@ -40,6 +43,10 @@ FOLDING = Hunt("folding", Tiny(senders=0, receivers=0, keepers=1, earlier=2, men
 UNPLUGGED = Hunt("unplugged", seeds=tuple(range(0, 16, 2)), menu=frozenset({"power_loss", "crash"}))
 FLIPPED = Hunt("flipped", probe=meet_flipped_bits)
 UPKEEP = Hunt("upkeep", seeds=tuple(range(1, 17, 2)))
+PARTS = Hunt("parts", seeds=(2, 3, 6, 7), menu=frozenset({"unavailable"}), fault_rate=0.2)
+JOINT = Hunt("joint", seeds=tuple(range(6)), make=joint_scenario)
+LATE_JOINT = Hunt("late_joint", seeds=tuple(range(4)), menu=frozenset({"late"}), fault_rate=0.3, make=joint_scenario)
+STALLED = Hunt("stalled", seeds=tuple(range(4)), menu=frozenset({"pause"}), fault_rate=0.1, make=joint_scenario)
 CLEANING = Hunt("cleaning", Tiny(senders=0, receivers=0, keepers=1, cleaners=1, earlier=2, faults=0))
 
 FOUND: dict[Callable[[pytest.MonkeyPatch], None], Hunt] = {
@@ -64,6 +71,14 @@ FOUND: dict[Callable[[pytest.MonkeyPatch], None], Hunt] = {
     planted.fetched_ahead_trusted: FLIPPED,
     planted.no_grace: CLEANING,
     planted.retention_forgets_who_needs_what: UPKEEP,
+    planted.lost_parts_not_noticed: PARTS,
+    planted.owners_not_waited_for: JOINT,
+    planted.any_attempts_list_taken: LATE_JOINT,
+    planted.failed_owner_committed_without: JOINT,
+    planted.follower_deletes_after_unknown_outcome: STALLED,
+    planted.released_without_condition: LATE_JOINT,
+    planted.released_without_proof: JOINT,
+    planted.unreleased_applied: JOINT,
 }
 
 

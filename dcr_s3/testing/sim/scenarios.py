@@ -80,8 +80,8 @@ def long_scenario(seed: int, menu: Collection[str] | None = None, fault_rate: fl
 def joint_scenario(
     seed: int, menu: Collection[str] | None = None, fault_rate: float = FAULT_RATE
 ) -> Iterator[Scenario]:
-    """A trainer of two ranks, a receiver whose proof a release needs, one that follows what is released, and two
-    machines that release at once. Everything is signed.
+    """A trainer of two ranks, a receiver whose proof a release needs, one that follows what is released, one that
+    follows everything, and two machines that release at once. Everything is signed.
     """
     with _directory() as directory:
         root = Path(directory)
@@ -99,6 +99,7 @@ def joint_scenario(
             Role("rank-1", Rank(job, 1, QUICK_S), ""),
             Role("carol", Puller(finished, QUICK_S), MIRROR, required=True),
             Role("dave", follower, MIRROR, cautious=True),
+            Role("gina", Follower(finished, QUICK_S / 5), MIRROR),
             Role("erin", Releaser(published, ("carol",), QUICK_S), ""),
             Role("frank", Releaser(published, ("carol",), QUICK_S), ""),
         ]
