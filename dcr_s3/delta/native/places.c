@@ -9,8 +9,9 @@
 #include "cells.h"
 
 enum {
-    AHEAD = 32,          /* places between asking for a cell and touching it */
+    AHEAD = 128,         /* places between asking for a cell and touching it */
     SPAN = 8192,         /* places that a thread takes at once */
+    SECOND_LEVEL = 2,    /* where cells are brought: this cache waits for more of them at once than the first does */
     MOST_THREADS = 64,
     WORTH_A_THREAD = 4 * SPAN,
 };
@@ -99,7 +100,7 @@ INLINE size_t run_window(uint8_t *base, const uint32_t *offsets, uint8_t *values
 {
     uint64_t differs = 0;
     for (size_t n = from; n < to; n++) {
-        __builtin_prefetch(base + (size_t)offsets[n + AHEAD] * cell_bytes, what == PUT);
+        __builtin_prefetch(base + (size_t)offsets[n + AHEAD] * cell_bytes, 0, SECOND_LEVEL);
         uint8_t *cell = base + (size_t)offsets[n] * cell_bytes, *value = values + n * cell_bytes;
         if (what == COMPARE)
             differs |= load_cell(cell, cell_bytes) ^ load_cell(value, cell_bytes);
@@ -113,7 +114,8 @@ INLINE size_t run_window(uint8_t *base, const uint32_t *offsets, uint8_t *values
 }
 
 #define RUN_WINDOW(what) \
-    FOR_CELL_BYTES(at->cell_bytes, found = run_window, at->windows[number].base, at->offsets, work->values, from, end, what)
+    FOR_CELL_BYTES(at->cell_bytes, found = run_window, at->windows[number].base, at->offsets, work->values, from, end, \
+                   what)
 
 static size_t run_span(const job *work, size_t from, size_t to)
 {
