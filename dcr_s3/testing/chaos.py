@@ -1,4 +1,5 @@
-"""Kill tests: a real sender and a real receiver on a real S3 server, killed (SIGKILL) at random moments.
+"""Kill tests: a real sender or trainer of two ranks, and a real receiver, on a real S3 server, killed (SIGKILL) at
+random moments.
 
 ``python -m dcr_s3.testing.chaos --rounds N --json``. After every kill the receiver's directory is compared with the
 states that were published, and after every round it must hold the newest one, bit for bit.
@@ -18,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -33,20 +35,24 @@ from dcr_s3.sending.blocks import BlockBuilder
 from dcr_s3.store import open_store
 from dcr_s3.store.wrapped import Request, WrappedStore
 from dcr_s3.testing.chaos_model import ChaosModel
+from dcr_s3.testing.chaos_ranks import ROLES, publish_as_rank
 from dcr_s3.testing.servers import SeaweedServer
 from dcr_s3.world import World, living_in
 
 R = TypeVar("R")
 
 BLOCK_BYTES = 1 << 16
-"""Small, so that a small model has as many blocks and segments as a large one."""
 BUCKET = "chaos"
 DEADLINE_S = 120.0
 _NOTE_BYTES = 64
 _PLACES = {
     "send": ("open", "scan", "upload", "commit", "apply"),
     "receive": ("look", "fetch", "apply", "acknowledge"),
+    "committer": ("open", "scan", "upload", "gather", "commit"),
+    "owner": ("open", "scan", "upload", "list"),
 }
+GRACE_S = 5.0
+"""How long a rank may stay once another one is gone."""
 _fork = multiprocessing.get_context("fork")
 
 
@@ -103,6 +109,8 @@ def _place(request: Request) -> str:
             return "commit" if writes else "look"
         case "acks":
             return "acknowledge"
+        case "owners":
+            return "list" if writes else "gather"
     return "open"
 
 
@@ -133,7 +141,8 @@ class Chaos:
         self._model = ChaosModel(root / "model", seed, size_bytes)
         self._mirror = root / "mirror"
         self._log = root / "fetched.log"
-        self._usual_s = {"send": 1.0, "receive": 1.0}
+        self._usual_s = {"send": 1.0, "receive": 1.0, "committer": 3.0, "owner": 3.0}
+        self._launches = 0
 
     def start(self) -> None:
         """Creates the run, and the mirror."""
@@ -142,10 +151,16 @@ class Chaos:
         self._check(strict=True)
 
     def round(self) -> None:
-        """Publishes one state and pulls it; one or both are killed on the way, and run again."""
+        """Publishes one state, by one sender or two ranks, and pulls it; some are killed on the way, and run again."""
         self._model.step()
-        victims = self._dice.choice((("send",), ("receive",), ("send", "receive")))
-        self._perhaps_killed("send", self._send, "send" in victims)
+        publishing = self._dice.choice(("send", *ROLES))
+        victims = self._dice.choice(((publishing,), ("receive",), (publishing, "receive")))
+        if publishing == "send":
+            self._perhaps_killed("send", self._send, "send" in victims)
+        else:
+            if publishing in victims:
+                self._train_with_victim(publishing)
+            self._train()
         self._perhaps_killed("receive", self._receive, "receive" in victims)
         self._check(strict=True)
         self.figures.rounds += 1
@@ -165,13 +180,47 @@ class Chaos:
             board = _Board()
             process = _fork.Process(target=program, args=(board,))
             process.start()
-            self._wait(process, role, board)
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL)
-                process.join()
-                self.figures.kills[f"{role}: {board.read() or 'start'}"] += 1
+            self._kill(process, role, board)
             self._check(strict=False)
         self._finish(role, program)
+
+    def _kill(self, process: BaseProcess, role: str, board: _Board) -> None:
+        """Kills a process at some moment, if it has not ended before."""
+        self._wait(process, role, board)
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            self.figures.kills[f"{role}: {board.read() or 'start'}"] += 1
+
+    def _train_with_victim(self, victim: str) -> None:
+        """Both ranks; the one that is left is stopped as a launcher would, if it does not end by itself."""
+        ranks, boards = self._launch()
+        self._kill(ranks[victim], victim, boards[victim])
+        for process in ranks.values():
+            process.join(GRACE_S)
+            process.kill()
+            process.join()
+        self._check(strict=False)
+
+    def _train(self) -> None:
+        """Both ranks, undisturbed."""
+        begun = time.monotonic()
+        ranks, _ = self._launch()
+        for role, process in ranks.items():
+            process.join(DEADLINE_S)
+            self._note_end(role, process, begun)
+
+    def _launch(self) -> tuple[dict[str, BaseProcess], dict[str, _Board]]:
+        self._launches += 1
+        rendezvous = self._root / f"rendezvous-{self._launches}"
+        boards = {role: _Board() for role in ROLES}
+        ranks: dict[str, BaseProcess] = {
+            role: _fork.Process(target=self._rank, args=(rank, rendezvous, boards[role]))
+            for rank, role in enumerate(ROLES)
+        }
+        for process in ranks.values():
+            process.start()
+        return ranks, boards
 
     def _wait(self, process: BaseProcess, role: str, board: _Board) -> None:
         """Until a random moment: any, or one just after the process has come to some place."""
@@ -189,16 +238,27 @@ class Chaos:
         process = _fork.Process(target=program, args=(_Board(),))
         process.start()
         process.join(DEADLINE_S)
+        self._note_end(role, process, begun)
+
+    def _note_end(self, role: str, process: BaseProcess, begun: float) -> None:
         if process.exitcode != 0:
             raise RuntimeError(f"{role} ended with {process.exitcode} where nothing disturbed it")
         self._usual_s[role] += 0.3 * (time.monotonic() - begun - self._usual_s[role])
 
-    def _send(self, board: _Board) -> None:
-        Sender.least_segment_bytes = 1
-        builder = partial(BlockBuilder, BLOCK_BYTES)
+    def _rank(self, rank: int, rendezvous: Path, board: _Board) -> None:
         store = _NotingStore(self._url, board, self._root / "sent.log")
-        small_blocks = patch.multiple("dcr_s3.sending.version", BLOCK_DENSE_BYTES=BLOCK_BYTES, BlockBuilder=builder)
-        with living_in(_NotingWorld(board)), small_blocks:
+        with living_in(_NotingWorld(board)), _small_blocks():
+            try:
+                publish_as_rank(
+                    store, rank, rendezvous, base=self._model.directory(0), step=self._model.newest,
+                    weights=self._model.directory(self._model.newest), state_dir=self._root / "state",
+                )  # fmt: skip
+            except DcrError as error:
+                sys.exit(error.exit_code)
+
+    def _send(self, board: _Board) -> None:
+        store = _NotingStore(self._url, board, self._root / "sent.log")
+        with living_in(_NotingWorld(board)), _small_blocks():
             base, state_dir = self._model.directory(0), self._root / "state"
             with Sender.open(store, base=base, state_dir=state_dir, workers=1) as sender:
                 board.note("scan")
@@ -221,6 +281,17 @@ class Chaos:
         step = state["position"]["step"] or 0
         right = self._model.holds(step, self._mirror) and (not strict or step == self._model.newest)
         self.figures.mismatches += not right
+
+
+@contextmanager
+def _small_blocks() -> Iterator[None]:
+    """So that a small model has as many blocks and segments as a large one."""
+    builder = partial(BlockBuilder, BLOCK_BYTES)
+    with (
+        patch.object(Sender, "least_segment_bytes", 1),
+        patch.multiple("dcr_s3.sending.version", BLOCK_DENSE_BYTES=BLOCK_BYTES, BlockBuilder=builder),
+    ):
+        yield
 
 
 def run(rounds: int, seed: int, size_bytes: int, progress: Callable[[str], None] = lambda _: None) -> Figures:
