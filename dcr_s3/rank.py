@@ -23,6 +23,7 @@ from dcr_s3.targets.engine.apply import Applier, NoGate
 from dcr_s3.targets.engine.bound import Engine, Update
 from dcr_s3.targets.engine.holding import Duty
 from dcr_s3.targets.engine.rank import Draft, RankEngine
+from dcr_s3.workers import step_back
 from dcr_s3.world import world
 
 log = logging.getLogger(__name__)
@@ -182,6 +183,8 @@ class Rank:
 
     def _stage(self, kind: str, last: int, write: bool) -> None:
         begun = world().monotonic()
+        if not write:
+            step_back()  # requests run
         try:
             position = self._position
             if position is None:
