@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,18 +12,25 @@ from hashlib import sha256
 
 from pydantic import BaseModel
 
-from dcr_s3.errors import ChainBroken, CorruptObject, NotFound, PreconditionFailed, RetryError, RunExists, RunMissing
+from dcr_s3.errors import (
+    BadInput,
+    ChainBroken,
+    CorruptObject,
+    NotFound,
+    RetryError,
+)
 from dcr_s3.format import limits
 from dcr_s3.format.ack import DEFAULT_LEASE_S, Ack
 from dcr_s3.format.digest import sha256_hex
-from dcr_s3.format.keys import MANIFEST_PREFIX, RUN_KEY, ack_key, manifest_key, manifest_version, segment_key
+from dcr_s3.format.keys import ack_key, manifest_key, segment_key
 from dcr_s3.format.manifest import Manifest, SegmentEntry
-from dcr_s3.format.run import Run
 from dcr_s3.format.segment import parse_segment
 from dcr_s3.protocol.chain import read_next
-from dcr_s3.protocol.position import Position, origin
+from dcr_s3.protocol.position import Position
 from dcr_s3.relaying.copying import copy_object, holds
 from dcr_s3.relaying.shortcuts import copy_shortcuts
+from dcr_s3.relaying.skipping import read_manifests, widest_fold
+from dcr_s3.relaying.standing import put_once, read_run, target_position
 from dcr_s3.store import Store, open_store
 from dcr_s3.store.metered import Meter, MeteredStore
 from dcr_s3.workers import Progress, bounded_map, no_progress
@@ -60,6 +67,9 @@ class Relay:
     written after everything that it names. So a target is a run like its source, other relays may read from it, and
     several relays with the same target only do the same thing twice. ``name`` is what the relay acknowledges under at
     the source, so that nothing it still needs is deleted there.
+
+    ``fold_behind``: a target that is so many versions behind, as over a link that is too slow for all of them, gets the
+    source's fold over those versions instead of their segments, if there is one. Receivers there take the fold too.
     """
 
     def __init__(
@@ -69,13 +79,17 @@ class Relay:
         *,
         name: str = "relay",
         acknowledge: bool = True,
+        fold_behind: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         ack_key(name)
+        if fold_behind is not None and fold_behind < 2:
+            raise BadInput(f"fold_behind is {fold_behind}; a fold leads over 2 versions or more")
         self._source = source
         self._targets = targets
         self._name = name
         self._acknowledge = acknowledge
+        self._fold_behind = fold_behind
         self._progress = progress or no_progress
 
     def copy(self) -> RelayReport:
@@ -123,7 +137,7 @@ class Relay:
             stores = [MeteredStore(self._opened(target, stack), up) for target in self._targets]
             pool = stack.enter_context(ThreadPoolExecutor(COPIERS, thread_name_prefix="dcr-relay"))
             name = self._name if self._acknowledge else None
-            yield _Work(source, stores, pool, name, self._progress)
+            yield _Work(source, stores, pool, name, self._fold_behind, self._progress)
 
     @staticmethod
     def _opened(where: str | Store, stack: ExitStack) -> Store:
@@ -143,19 +157,21 @@ class _Work:
         stores: Sequence[MeteredStore],
         pool: ThreadPoolExecutor,
         name: str | None,
+        fold_behind: int | None,
         progress: Progress,
     ) -> None:
         self._source = source
         self._pool = pool
         self._name = name
+        self._fold_behind = fold_behind
         self._progress = progress
         self._ahead: dict[str, str] = {}
         self._next_seqs = {0: 0}
         self._versions = 0
         self._acked = (-1, 0.0)
-        run, start, body = _read_run(source)
+        run, start, body = read_run(source)
         self._run = run
-        self._targets = [_Target(s, _target_position(source, s, run, start, body)) for s in stores]
+        self._targets = [_Target(s, target_position(source, s, run, start, body)) for s in stores]
 
     @property
     def version(self) -> int:
@@ -174,7 +190,7 @@ class _Work:
 
     def catch_up(self) -> None:
         """Copies shortcuts, then version after version until none is left."""
-        copy_shortcuts(self._source, [t.store for t in self._targets], self._run, self._pool, self._progress)
+        self._copy_shortcuts()
         while self._step():
             pass
         self._send_ack()
@@ -184,15 +200,51 @@ class _Work:
         yield self.report()
         while not halt.is_set() and (until_version is None or self.version < until_version):
             if self._step():
-                copy_shortcuts(self._source, [t.store for t in self._targets], self._run, self._pool, self._progress)
+                self._copy_shortcuts()
                 yield self.report()
             elif not self._copy_ahead():
                 self._send_ack()
                 world().wait(halt, interval_s * world().uniform(0.75, 1.25))
         self._send_ack()
 
+    def _copy_shortcuts(self) -> None:
+        copy_shortcuts(self._source, [t.store for t in self._targets], self._run, self._pool, self._progress)
+
+    def _skip(self) -> bool:
+        """Follows a fold where there is one and the targets are far enough behind to want it."""
+        position = self._targets[0].position
+        if self._fold_behind is None or any(t.position != position for t in self._targets):
+            return False
+        last = widest_fold(self._source, position) if self._is_behind(position, self._fold_behind) else None
+        if last is None:
+            return False
+        bodies, end = read_manifests(self._source, position, last)
+        self._copy_shortcuts()
+        # The next manifest last: until it is there nothing is new, and once it is the fold is known to lead on.
+        for key, body in reversed(bodies.items()):
+            for target in self._targets:
+                put_once(target.store, key, body, ChainBroken)
+        self._begin_next(end, ())
+        self._versions += len(bodies)
+        return True
+
+    def _is_behind(self, position: Position, versions: int) -> bool:
+        try:
+            self._source.head(manifest_key(position.version + versions))
+        except NotFound:
+            return False
+        return True
+
+    def _begin_next(self, position: Position, owners: Iterable[int]) -> None:
+        for target in self._targets:
+            target.position = max(target.position, position, key=lambda p: p.version)
+        self._ahead.clear()
+        self._next_seqs = dict.fromkeys({0, *owners}, 0)
+
     def _step(self) -> bool:
-        """Copies the next version if it is committed."""
+        """Copies the next version if it is committed, or several at once where a fold leads over them."""
+        if self._skip():
+            return True
         version = self.version + 1
         try:
             found = self._source.get(manifest_key(version), limit_bytes=limits.MANIFEST_BYTES)
@@ -208,10 +260,8 @@ class _Work:
             done += copied
             self._progress("relay", done, size)
         for target in waiting:
-            _put_once(target.store, manifest_key(version), found.body, ChainBroken)
-            target.position = position
-        self._ahead.clear()
-        self._next_seqs = dict.fromkeys({0, *(entry.owner for entry in manifest.segments)}, 0)
+            put_once(target.store, manifest_key(version), found.body, ChainBroken)
+        self._begin_next(position, [entry.owner for entry in manifest.segments])
         self._versions += 1
         return True
 
@@ -265,67 +315,6 @@ class _Work:
         )
         self._source.put(ack_key(self._name), bytearray(ack.to_bytes()))
         self._acked = version, now
-
-
-def _read_run(source: Store) -> tuple[Run, Position, bytes]:
-    try:
-        found = source.get(RUN_KEY, limit_bytes=limits.RUN_BYTES)
-    except NotFound:
-        raise RunMissing(f"{source.url}: no run here (no {RUN_KEY}); check the address") from None
-    assert found is not None
-    run = Run.from_bytes(found.body, where=f"{source.url}/{RUN_KEY}")
-    return run, origin(run, found.body), found.body
-
-
-def _target_position(source: Store, target: Store, run: Run, start: Position, body: bytes) -> Position:
-    """Where a target stands, after the run itself is there; the run's oldest version if it is empty."""
-    _put_once(target, RUN_KEY, body, RunExists)
-    held = _versions(target)
-    offered = _versions(source)
-    if held and (not offered or held[-1] + 1 >= offered[0]):
-        found = target.get(manifest_key(held[-1]), limit_bytes=limits.MANIFEST_BYTES)
-        assert found is not None
-        return _after(Manifest.from_bytes(found.body, where=f"{target.url}/{manifest_key(held[-1])}"), found.body)
-    if not offered or offered[0] == 1:
-        return start
-    key = manifest_key(offered[0])
-    found = source.get(key, limit_bytes=limits.MANIFEST_BYTES)
-    assert found is not None
-    oldest = Manifest.from_bytes(found.body, where=f"{source.url}/{key}")
-    return Position(
-        run_id=run.run_id,
-        version=oldest.parent.version,
-        sha256=oldest.parent.sha256,
-        epoch=0,
-        state=oldest.state_before,
-    )
-
-
-def _versions(store: Store) -> list[int]:
-    return sorted(v for v in (manifest_version(o.key) for o in store.list(MANIFEST_PREFIX)) if v is not None)
-
-
-def _after(manifest: Manifest, body: bytes) -> Position:
-    return Position(
-        run_id=manifest.run_id,
-        version=manifest.version,
-        sha256=sha256_hex(body),
-        epoch=manifest.epoch,
-        state=manifest.state_after,
-        step=manifest.step,
-        next_attempt=manifest.next_attempt,
-    )
-
-
-def _put_once(store: Store, key: str, body: bytes, error: type[RunExists] | type[ChainBroken]) -> None:
-    """Creates an object; the same bytes there already are as good."""
-    try:
-        store.put(key, bytearray(body), if_absent=True)
-        return
-    except PreconditionFailed:
-        found = store.get(key, limit_bytes=limits.RUN_BYTES)
-    if found is None or found.body != body:
-        raise error(f"{store.url}/{key}: is not the source's; a relay needs an address of its own for each run")
 
 
 def _check_segment(key: str, body: bytes) -> None:

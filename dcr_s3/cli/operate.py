@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dcr_s3.cli.commands import EXIT_CODES, app
-from dcr_s3.cli.options import AsJson, Newest, PollInterval, Quiet, RunUrl, UntilVersion, Verbose
+from dcr_s3.cli.options import AsJson, Base, Newest, PollInterval, Quiet, RunUrl, UntilVersion, Verbose
 from dcr_s3.cli.output import Output, percent, size
 from dcr_s3.cli.stopping import stop_by_event
 from dcr_s3.cli.tables import table
 
 if TYPE_CHECKING:
+    from dcr_s3.recoding import RecodeReport
     from dcr_s3.relay import RelayReport
 
 Prefix = Annotated[list[str], typer.Argument(metavar="TARGET...", help="Addresses to copy to, like RUN.")]
@@ -26,6 +27,17 @@ def relay(
     name: Annotated[str, typer.Option("--name", help="What the relay acknowledges under at RUN.")] = "relay",
     once: Annotated[bool, typer.Option("--once", help="Copy what is committed now, then end.")] = False,
     no_ack: Annotated[bool, typer.Option("--no-ack", help="Write nothing at RUN.")] = False,
+    fold_behind: Annotated[
+        int | None,
+        typer.Option(
+            "--fold-behind", metavar="N", min=2, help="So many versions behind, copy a fold instead, if there is one."
+        ),
+    ] = None,
+    recode: Annotated[
+        Path | None,
+        typer.Option("--recode", metavar="DIR", help="Code anew, context free, with a mirror in DIR; one target only."),
+    ] = None,
+    base: Base = None,
     poll_interval: PollInterval = 2.0,
     until_version: UntilVersion = None,
     as_json: AsJson = False,
@@ -36,13 +48,28 @@ def relay(
 
     Receivers there use the target like any run. Relays may read from relays, and several with one target do no harm.
     """
+    from dcr_s3.errors import BadInput
+    from dcr_s3.recoding import Recoder
     from dcr_s3.relay import Relay
 
     with Output(as_json=as_json, quiet=quiet, verbose=verbose) as out, stop_by_event() as stop:
-        work = Relay(source, targets, name=name, acknowledge=not no_ack, progress=out.progress)
-        last: RelayReport | None = None
+        work: Relay | Recoder
+        if recode is None:
+            if base is not None:
+                raise BadInput("--base is for --recode; a relay of the bytes as they are needs none")
+            acknowledge = not no_ack
+            work = Relay(
+                source, targets, name=name, acknowledge=acknowledge, fold_behind=fold_behind, progress=out.progress
+            )
+        else:
+            if len(targets) != 1 or fold_behind is not None:
+                raise BadInput("--recode has one target, and needs every version: no --fold-behind")
+            work = Recoder(
+                source, targets[0], recode, base=base, name=name, acknowledge=not no_ack, progress=out.progress
+            )
+        last: RelayReport | RecodeReport | None = None
 
-        def on_version(report: RelayReport) -> None:
+        def on_version(report: RelayReport | RecodeReport) -> None:
             nonlocal last
             last = report
             out.note(f"version {report.version} is at {', '.join(targets)}")
@@ -52,7 +79,7 @@ def relay(
         else:
             work.follow(on_version, stop, until_version, poll_interval)
         if last is not None and not stop.is_set():
-            moved = f"{size(last.down_bytes)} read, {size(last.up_bytes)} written, {last.requests:,} requests"
+            moved = f"{size(last.down_bytes)} read, {size(last.up_bytes)} written"
             out.result(last.model_dump(mode="json"), f"relayed to version {last.version}: {moved}")
 
 

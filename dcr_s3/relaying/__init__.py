@@ -1,1 +1,1 @@
-"""The relay's parts: copying one object to several stores, and what lets receivers skip versions."""
+"""The relay's parts: copying one object to several stores, what lets receivers skip versions, and skipping them."""

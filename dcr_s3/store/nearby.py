@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dcr_s3.errors import NotFound, RetryError
+from dcr_s3.errors import BadInput, NotFound, RetryError
+from dcr_s3.format.keys import RUN_KEY
 from dcr_s3.store import open_store
 from dcr_s3.store.base import Object, ObjectInfo, Store
 from dcr_s3.store.wrapped import WrappedStore
@@ -32,7 +33,8 @@ class NearbyStore(WrappedStore):
 
     ``home`` is read where every nearby copy is out of reach, where a committed object is missing from it, and where a
     manifest has been at ``home`` for ``patience_s`` without reaching the copy: a relay that has stopped delays nobody
-    for longer. Mixing places is safe, since their objects have the same bytes.
+    for longer. Mixing places is safe, since their objects have the same bytes; a place whose ``run.json`` is not
+    home's is another run, a recoded one perhaps, and is refused with ``BadInput``.
     """
 
     def __init__(self, home: Store, near: Sequence[Store], *, patience_s: float = PATIENCE_S) -> None:
@@ -47,6 +49,8 @@ class NearbyStore(WrappedStore):
         def read(store: Store) -> Object | None:
             return store.get(key, limit_bytes=limit_bytes, if_none_match=if_none_match)
 
+        if key == RUN_KEY:
+            self._require_copies(limit_bytes)
         if not key.startswith(_NEVER_CHANGING):
             return read(self.inner)
         return self._first(read, lambda: self._overdue(key))
@@ -73,6 +77,23 @@ class NearbyStore(WrappedStore):
         if missing is not None and not go_home():
             raise missing
         return read(self.inner)
+
+    def _require_copies(self, limit_bytes: int) -> None:
+        """Compares every place's ``run.json`` with home's. Where home cannot be reached, nothing is known."""
+        try:
+            home = self.inner.get(RUN_KEY, limit_bytes=limit_bytes)
+        except (NotFound, RetryError):
+            return
+        for store in self._near:
+            try:
+                copy = store.get(RUN_KEY, limit_bytes=limit_bytes)
+            except (NotFound, RetryError):
+                continue
+            if copy is not None and home is not None and copy.body != home.body:
+                raise BadInput(
+                    f"{store.url}: is another run than {self.inner.url}, not a copy of it; a run that a relay "
+                    "has coded anew is followed by its own address alone"
+                )
 
     def _overdue(self, key: str) -> bool:
         """Whether an object that no nearby copy has was at home ``patience_s`` ago, by its age there or since it was

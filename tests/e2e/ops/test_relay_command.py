@@ -49,3 +49,22 @@ def test_relay_then_pull_nearby(
 def test_relay_of_nothing(seaweed_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["relay", f"{seaweed_url}/none", f"{seaweed_url}/copy", "--once"]) == 12
     assert "RunMissing" in capsys.readouterr().err
+
+
+def test_relay_that_codes_anew(
+    seaweed_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DCR_STATE_DIR", str(tmp_path / "state"))
+    source, target = f"{seaweed_url}/run", f"{seaweed_url}/recoded"
+    assert run(["init", source, "--base", str(write_checkpoint(tmp_path / "base", 0)), "--upload-base"]) == 0
+    assert run(["publish", source, str(write_checkpoint(tmp_path / "new", 1))]) == 0
+    relay = ["relay", source, target, "--recode", str(tmp_path / "relay"), "--once", "--json"]
+    capsys.readouterr()
+    assert run(relay) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 1
+    assert run(["pull", target, str(tmp_path / "mirror")]) == 0
+    mirror, new = (tmp_path / name / "model.safetensors" for name in ("mirror", "new"))
+    assert mirror.read_bytes() == new.read_bytes()
+    assert run([*relay[:2], source + "-2", target, *relay[3:]]) == 12  # two targets
+    assert run(["pull", source, str(tmp_path / "mixed"), "--nearby", target]) == 12
+    assert "is another run" in capsys.readouterr().err

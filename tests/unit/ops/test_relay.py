@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from dcr_s3 import Receiver, Sender, init_run, verify_directory
-from dcr_s3.errors import CorruptObject, RunExists, RunMissing
+from dcr_s3.errors import BadInput, CorruptObject, RunExists, RunMissing
 from dcr_s3.format.keys import manifest_key
 from dcr_s3.format.manifest import Manifest
 from dcr_s3.relay import Relay
@@ -215,10 +215,117 @@ def test_a_receiver_reads_the_copy_and_stays_a_member_of_the_run(source: MemoryS
     Relay(source, [copy], acknowledge=False).copy()
     receiver = Receiver(NearbyStore(home, [copy]), tmp_path / "mirror", name="far-away", workers=0)
     assert receiver.pull().version == 3
-    assert home.meter.traffic.down_bytes == 0
+    assert home.meter.traffic.down_bytes == len(objects(source)["run.json"])
     assert [o.key for o in source.list("acks/")] == ["acks/far-away.json"]
     assert list(copy.list("acks/")) == []
     publish(source, tmp_path, 4)  # and the relay has stopped
     hasty = Receiver(NearbyStore(home, [copy], patience_s=0.0), tmp_path / "mirror", name="far-away", workers=0)
     assert hasty.pull().version == 4
     assert verify_directory(source, tmp_path / "mirror", workers=0).version == 4
+
+
+def segments_of(store: MemoryStore, version: int) -> list[str]:
+    return [o.key for o in store.list(f"segments/{version:012d}/")]
+
+
+@pytest.fixture
+def folded(source: MemoryStore, base: Path, tmp_path: Path) -> tuple[MemoryStore, MemoryStore]:
+    """A source at version 8 with a fold from 3 to 7, and a target at version 3."""
+    target = MemoryStore()
+    Receiver(source, tmp_path / "folder", base=base, workers=0).pull()
+    Relay(source, [target]).copy()
+    publish(source, tmp_path, 4, 5, 6, 7)
+    assert make_fold(source, tmp_path / "folder", workers=0).last == 7
+    publish(source, tmp_path, 8)
+    return source, target
+
+
+def test_a_target_that_is_far_behind_gets_the_fold(folded: tuple[MemoryStore, MemoryStore], tmp_path: Path) -> None:
+    source, target = folded
+    late, early = tmp_path / "late", tmp_path / "early"
+    Receiver(target, early, workers=0).pull()
+    report = Relay(source, [target], fold_behind=4).copy()
+    assert (report.version, report.versions) == (8, 5)
+    assert [len(segments_of(target, v)) for v in range(4, 9)] == [0, 0, 0, 0, len(segments_of(source, 8))]
+    for mirror in (early, late):
+        assert Receiver(target, mirror, workers=0).pull().version == 8
+        assert verify_directory(source, mirror, workers=0).version == 8
+
+
+def test_one_that_is_not_gets_every_version(folded: tuple[MemoryStore, MemoryStore]) -> None:
+    source, target = folded
+    Relay(source, [target], fold_behind=6).copy()
+    assert objects(target) == objects(source)
+
+
+def test_a_receiver_follows_over_the_fold(folded: tuple[MemoryStore, MemoryStore], tmp_path: Path) -> None:
+    source, target = folded
+    receiver = Receiver(target, tmp_path / "mirror", workers=0)
+    follower = threading.Thread(
+        target=receiver.follow, kwargs={"until_version": 8, "poll_interval_s": 0.001}, daemon=True
+    )
+    follower.start()
+    Relay(source, [target], fold_behind=4).copy()
+    follower.join(timeout=60)
+    assert verify_directory(source, tmp_path / "mirror", workers=0).version == 8
+
+
+class _Breaking(WrappedStore):
+    """The relay dies at its ``left``th write."""
+
+    def __init__(self, inner: Store, left: int) -> None:
+        super().__init__(inner)
+        self.left = left
+
+    def around(self, request: Request, send: Callable[[Request], R]) -> R:
+        if request.kind == "put":
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+        return send(request)
+
+
+def test_a_relay_that_dies_while_it_follows_a_fold(folded: tuple[MemoryStore, MemoryStore], tmp_path: Path) -> None:
+    source, target = folded
+    Receiver(target, tmp_path / "mirror", workers=0).pull()
+    left = 0
+    while True:
+        try:
+            Relay(source, [_Breaking(target, left)], fold_behind=4, acknowledge=False).copy()
+            break
+        except KeyboardInterrupt:
+            left += 1
+            assert Receiver(target, tmp_path / "mirror", workers=0).pull().version in (3, 7, 8)
+    assert Receiver(target, tmp_path / "mirror", workers=0).pull().version == 8
+    assert verify_directory(source, tmp_path / "mirror", workers=0).version == 8
+
+
+def test_a_fold_of_one_version_is_refused() -> None:
+    with pytest.raises(BadInput, match="fold_behind is 1"):
+        Relay(MemoryStore(), [MemoryStore()], fold_behind=1)
+
+
+def test_a_fold_from_the_very_beginning(base: Path, tmp_path: Path) -> None:
+    source, target = MemoryStore(), MemoryStore()
+    init_run(source, base, upload_base=True, state_dir=tmp_path / "state", workers=0)
+    publish(source, tmp_path, 1, 2, 3, 4)
+    assert make_fold(source, tmp_path / "folder", base=base, workers=0).first == 0
+    with pytest.raises(KeyboardInterrupt):
+        Relay(source, [_Refusing(target, manifest_key(1))], fold_behind=4, acknowledge=False).copy()
+    assert manifest_key(4) in objects(target)
+    assert Relay(source, [target], fold_behind=4).copy().version == 4
+    Receiver(target, tmp_path / "mirror", base=base, workers=0).pull()
+    assert verify_directory(source, tmp_path / "mirror", workers=0).version == 4
+
+
+class _Refusing(WrappedStore):
+    """The relay dies when it writes ``key``."""
+
+    def __init__(self, inner: Store, key: str) -> None:
+        super().__init__(inner)
+        self.key = key
+
+    def around(self, request: Request, send: Callable[[Request], R]) -> R:
+        if request.kind == "put" and request.key == self.key:
+            raise KeyboardInterrupt
+        return send(request)
