@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dcr_s3 import errors
 from dcr_s3.errors import BadInput, DcrError, StateMismatch
+from dcr_s3.format.digest import StateDigest
 from dcr_s3.intake import Intake
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import load_run, read_position
@@ -47,6 +48,7 @@ class Rank:
         self._updates: list[Update] = []
         self._written = 0
         self._stage_s = 0.0
+        self._measured: dict[int, StateDigest] = {}
         self._error = self._error_kind = ""
 
     def open(
@@ -79,17 +81,31 @@ class Rank:
         """Takes over its share of the group's proof, of which both lists have one entry per rank; returns
         :meth:`digests`.
         """
-        self._opened().assign(Duty(tuple(counted[self.index]), tuple(kept[self.index])))
-        return self.digests()
+        rank = self._opened()
+        rank.assign(Duty(tuple(counted[self.index]), tuple(kept[self.index])))
+        self._measured = rank.digests()
+        return _hex(self._measured)
 
     def settle(self, version: int) -> None:
         """Says which version the group holds, once that is proved. What led there can no longer be undone."""
+        if self._intake is not None and self._is_applied():
+            for number, delta in self._intake.draft.deltas.items():
+                if number in self._measured:
+                    self._measured[number] += delta
         self._position = read_position(self._store_opened(), self._start, version)
         self._forget()
 
     def digests(self) -> dict[str, str]:
         """By tensor number, the digest of what this rank counts, read from the engine's memory."""
-        return {str(number): digest.hex() for number, digest in self._opened().digests().items()}
+        return _hex(self._opened().digests())
+
+    def wrong(self) -> list[str]:
+        """Names of tensors of which this rank does not hold the bits that it has written or was bound with."""
+        rank = self._opened()
+        written = self._intake.draft.deltas if self._intake is not None and self._is_applied() else {}
+        found = rank.digests()
+        wrong = (n for n in found if found[n] != self._measured[n] + written.get(n, StateDigest()))
+        return [rank.bound.specs[n].name for n in wrong]
 
     def explain(self) -> list[dict[str, Any]]:
         """For every tensor of the run: its name, route, number of blocks, the engine tensors it goes into, and why."""
@@ -135,7 +151,7 @@ class Rank:
             "error": self._error,
             "error_kind": self._error_kind,
             "written": self._written > 0,
-            "delta": draft.delta.hex(),
+            "delta": sum(draft.deltas.values(), StateDigest()).hex(),
             "changed_elements": draft.changed_elements,
             "wire_bytes": self._intake.wire_bytes if self._intake is not None else 0,
             "stage_s": self._stage_s,
@@ -171,7 +187,7 @@ class Rank:
         if self._staging is not None:
             self._staging.join()
         bound = self._opened().bound
-        applied = self._target is not None and self._position is self._target
+        applied = self._is_applied()
         for update in reversed(self._updates[: self._written]):
             bound.undo(update)
             if applied:
@@ -190,6 +206,7 @@ class Rank:
             if position is None:
                 raise StateMismatch("this rank does not know which version it holds; settle it first")
             rank = self._opened()
+            rank.bound.check_in_place()
             intake = self._intake = Intake(self._store_opened(), self._run, self._start, rank, position, kind, last)
             for update in intake.updates():
                 self._updates.append(update)
@@ -202,6 +219,9 @@ class Rank:
                 log.exception("staging failed")
             self._error, self._error_kind = str(error), type(error).__name__
         self._stage_s = world().monotonic() - begun
+
+    def _is_applied(self) -> bool:
+        return self._target is not None and self._position is self._target
 
     def _forget(self) -> None:
         """Drops what was staged."""
@@ -223,6 +243,10 @@ class Rank:
         self._opened()
         assert self._store is not None
         return self._store
+
+
+def _hex(digests: Mapping[int, StateDigest]) -> dict[str, str]:
+    return {str(number): digest.hex() for number, digest in digests.items()}
 
 
 def answer(rank: Rank, method: str, arguments: list[Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from dcr_s3.reading import load_run
 from dcr_s3.reports import PullReport, VerifyReport
 from dcr_s3.store import Store
 from dcr_s3.store.nearby import open_nearest
+from dcr_s3.targets.checkpoint import describe
 from dcr_s3.targets.engine.apply import Gate, NoGate, Verify
 from dcr_s3.targets.engine.holding import share_duties
 from dcr_s3.ways import Ways
@@ -249,9 +250,11 @@ class ResidentReceiver:
         for digest in _sum(self._run, self._ranks.call("digests")):
             total += digest
         if total.hex() != position.state:
+            wrong = sorted({name for names in self._ranks.call("wrong") for name in names})
             raise StateMismatch(
-                f"the engine does not hold version {position.version}: its ranks' digests add up to {total.hex()}, not "
-                f"to {position.state}; something else wrote to it, or its memory moved. Load it anew"
+                f"{describe(wrong) or 'the engine'}: does not hold version {position.version}: its ranks' digests add "
+                f"up to {total.hex()}, not to {position.state}; something else wrote to it, or its memory moved. Load "
+                "it anew"
             )
         return total.hex()
 

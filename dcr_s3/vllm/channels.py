@@ -1,11 +1,13 @@
-"""How all workers of a vLLM engine are reached: through an ``LLM`` object, or through its HTTP server."""
+"""How all workers of a vLLM engine are reached: through an ``LLM`` or ``AsyncLLM`` object, or its HTTP server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Coroutine
 from typing import Any, Literal
 
 from dcr_s3.errors import BadInput, DcrError, StoreUnavailable
@@ -48,6 +50,55 @@ class LlmRanks:
         """Drops cached prefixes."""
         if not self._llm.reset_prefix_cache():
             raise BadInput("vLLM did not reset its prefix cache: requests are still running")
+
+
+class AsyncRanks:
+    """All workers of an ``AsyncLLM``, which was made with the worker extension, and its gate.
+
+    The engine's event loop is the one that this is made on; a receiver works in another thread, as by
+    ``await asyncio.to_thread(receiver.pull)``. ``timeout_s`` bounds every call, draining included.
+    """
+
+    def __init__(self, engine: Any, *, pause_mode: PauseMode = "wait", timeout_s: float = 600.0) -> None:
+        self._engine = engine
+        self._pause_mode = pause_mode
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """As :meth:`Ranks.call`. Raises ``BadInput`` where the extension is missing."""
+        answers = self._wait(self._engine.collective_rpc("dcr_s3", args=(method, json.dumps(arguments))))
+        return results(answers)
+
+    def serving(self, version: int) -> None:
+        """As :meth:`Ranks.serving`; ``get_weight_version`` tells it."""
+        self._wait(self._engine.update_weight_version(str(version)))
+
+    def close(self) -> None:
+        """Pauses the engine."""
+        self._wait(self._engine.pause_generation(mode=self._pause_mode, clear_cache=False))
+
+    def open(self) -> None:
+        """Lets the engine go on."""
+        self._wait(self._engine.resume_generation())
+
+    def reset_caches(self) -> None:
+        """Drops cached prefixes. Requests that were kept compute theirs anew."""
+        kept = self._pause_mode == "keep"
+        if not self._wait(self._engine.reset_prefix_cache(reset_running_requests=kept)):
+            raise DcrError("vLLM did not reset its prefix cache; requests still hold it")
+
+    def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result(self._timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise StoreUnavailable(f"vLLM's engine did not answer within {self._timeout_s:g} s") from None
+        except Exception as error:
+            if "has no attribute" in str(error):
+                raise BadInput(f"vLLM's workers do not know dcr_s3 ({error}); {_NO_EXTENSION}") from error
+            raise DcrError(f"vLLM's engine: {error}") from error
 
 
 class HttpRanks:

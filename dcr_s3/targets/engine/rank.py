@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,10 +29,10 @@ _CACHED_CELLS = 1 << 28
 
 @dataclass
 class Draft:
-    """What a rank has decoded of one version. ``delta`` is what its duty adds to the state digest."""
+    """What a rank has decoded of one version. ``deltas``: by tensor, what its duty adds to the state digest."""
 
     parts: dict[int, list[Changed]] = field(default_factory=dict)
-    delta: StateDigest = field(default_factory=StateDigest)
+    deltas: dict[int, StateDigest] = field(default_factory=lambda: defaultdict(StateDigest))
     changed_elements: int = 0
 
     def take(self, numbers: Iterable[int]) -> dict[int, Changed]:
@@ -78,7 +79,11 @@ class RankEngine:
         self._base = []
 
     def digests(self) -> dict[int, StateDigest]:
-        """Per tensor, the digest of what this rank counts, read from where it is held."""
+        """Per tensor, the digest of what this rank counts, read from where it is held.
+
+        Raises ``StateMismatch`` naming a tensor of the engine that lies elsewhere now.
+        """
+        self.bound.check_in_place()
         return {
             number: sum((self._region_digest(i) for i in indices), StateDigest())
             for number, indices in self._counted.items()
@@ -132,7 +137,7 @@ class RankEngine:
             if order is not None:
                 index, old_cells, new_cells = index[order], old_cells[order], new_cells[order]
             draft.parts.setdefault(region.tensor, []).append(Changed(index, new_cells, old_cells))
-            draft.delta += self._counted_delta(region.tensor, index, old_cells, new_cells)
+            draft.deltas[region.tensor] += self._counted_delta(region.tensor, index, old_cells, new_cells)
         draft.changed_elements += block.changed
 
     def replace(self, number: int, cells: Cells, draft: Draft) -> None:
@@ -143,7 +148,7 @@ class RankEngine:
         if positions.size:
             new, before = cells[positions], old[positions]
             draft.parts.setdefault(number, []).append(Changed(positions, new, before))
-            draft.delta += self._counted_delta(number, positions, before, new)
+            draft.deltas[number] += self._counted_delta(number, positions, before, new)
             draft.changed_elements += positions.size
 
     def stage(self, draft: Draft, *, last: bool) -> Update:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_two_ranks_together_hold_the_version(mode: Any, memory_store: MemoryStor
             assert toys.bits(toy) == toys.bits(loaded(toys.Split(rank), state))
     assert group.served[-1] == receiver.version == sender.position.version
     ranks[1].columns.data[0, 0] = 3.0
-    with pytest.raises(StateMismatch, match="its ranks' digests add up"):
+    with pytest.raises(StateMismatch, match="tensor columns: does not hold version 5: its ranks' digests add up"):
         receiver.verify()
     sender.close()
 
@@ -137,12 +138,24 @@ def test_an_engine_of_other_weights_and_foreign_writes_are_noticed(memory_store:
     with pytest.raises(BadInput, match="was it loaded from this run"):
         ResidentReceiver(memory_store, LocalRank(engine_of(other)), str(tmp_path / "base")).open()
     toy = loaded(toys.Fused(), state)
-    receiver = ResidentReceiver(memory_store, LocalRank(engine_of(toy)), str(tmp_path / "base"))
-    receiver.open()
-    toy.norm.data.zero_()
+    gate = Mock(spec=NoGate)
+    receiver = ResidentReceiver(memory_store, LocalRank(engine_of(toy)), str(tmp_path / "base"), gate=gate)
+    receiver.pull()
     sender.publish(toys.changed(state, 1, share=1.0))
+    norm = toy.norm.data
+    toy.norm.data = norm.clone()
+    with pytest.raises(StateMismatch, match="engine tensor norm: its storage moved"):
+        receiver.verify()
+    with pytest.raises(StateMismatch, match="engine tensor norm: its storage moved"):
+        receiver.pull()
+    toy.norm.data = norm
+    receiver.verify()
+    norm.zero_()
+    with pytest.raises(StateMismatch, match="tensor norm: does not hold version 1"):
+        receiver.verify()
     with pytest.raises(WrongBase, match="something else wrote to it"):
         receiver.pull()
+    gate.close.assert_not_called()
     sender.close()
 
 
