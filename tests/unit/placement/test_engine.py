@@ -88,6 +88,24 @@ def test_updates_leave_the_bits_of_a_fresh_engine(kind: type[toys.Toy]) -> None:
     assert gate.events == ["close", "reset", "open"] * 4
 
 
+def test_buffers_that_no_tensor_fills_are_left_alone() -> None:
+    class Working(toys.Tied):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("inverse_frequencies", torch.ones(4), persistent=False)
+
+    state = toys.random_state(Working)
+    toy, engine = bound(Working, state)
+    toy.counter.add_(3)
+    toy.inverse_frequencies.mul_(0.5)
+    counter = toy.counter.clone()
+    new = toys.changed(state, 1)
+    Applier(engine, Recording(), limit_s=30).apply([staged(engine, state, new)], lambda: None)
+    assert torch.equal(toy.counter, counter)
+    assert torch.equal(toy.inverse_frequencies, torch.full((4,), 0.5))
+    assert toys.bits(toy) != toys.bits(loaded(Working, state))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_undo_puts_every_bit_back(kind: type[toys.Toy]) -> None:
     state = toys.random_state(kind)
