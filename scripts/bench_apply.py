@@ -43,7 +43,7 @@ State = dict[str, torch.Tensor]
 DENSITIES = (0.001, 0.01, 0.05)
 LINE_CELLS = 32
 """bf16 cells in a cache line of 64 bytes."""
-REPEATS = 10
+REPEATS = 30
 DENSE_REPEATS = 4
 MANY_ELEMENTS = 100_000_000
 """In 100 and in 10,000 tensors: more than the processor's caches hold."""
@@ -122,7 +122,7 @@ class Bench:
         with torch.no_grad():
             self.load(state.items())
         engine, canonical = Engine(self.load, lambda: module_tensors(module)), [cells_of(t) for t in state.values()]
-        self.bind_s = best(lambda: self.bind(engine, canonical), 2)
+        self.bind_s = best(lambda: self.bind(engine, canonical), 3)
         self.size_bytes = sum(t.nbytes for t in state.values())
 
     def bind(self, engine: Engine, canonical: list[Cells]) -> None:
