@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from dcr_s3.catalogue import Catalogue, read_catalogue
-from dcr_s3.errors import BadInput, CorruptObject
+from dcr_s3.errors import BadInput, CorruptObject, DcrError, NotFound
 from dcr_s3.format.keys import (
     FOLD_PREFIX,
     MANIFEST_PREFIX,
@@ -30,10 +31,13 @@ from dcr_s3.format.keys import (
 from dcr_s3.joint import Roster, read_release
 from dcr_s3.protocol.membership import living
 from dcr_s3.protocol.plan import Edge
+from dcr_s3.protocol.position import Position
 from dcr_s3.protocol.retention import needed
 from dcr_s3.reading import load_run
 from dcr_s3.store.base import AbandonedUpload, ObjectInfo, Store
 from dcr_s3.workers import make_executor
+
+log = logging.getLogger(__name__)
 
 MIN_AGE_S = 86_400.0
 KEEP_VERSIONS = 16
@@ -99,13 +103,14 @@ def gc(
         raise BadInput("a minimum age is not negative, and at least one version is kept")
     run, start = load_run(store)
     with make_executor(workers, "gc") as executor:
-        catalogue = read_catalogue(store, start, start, executor)
+        # Ages count from before anything else is read: what comes meanwhile is young, however long the rest may take.
         listed = _list(store, executor)
+        members = Roster(store, run.run_id).members()
+        now = max([o.modified_at for o in listed.values()] + [m.seen_at for m in members], default=0.0)
+        catalogue = read_catalogue(store, start, start, executor)
         for version in (v for v in map(manifest_version, listed) if v is not None):
             if version not in catalogue.positions and version <= catalogue.newest:
                 raise CorruptObject(f"{store.url}/{manifest_key(version)}: cannot be read, so nothing is deleted")
-        members = Roster(store, run.run_id).members()
-        now = max([o.modified_at for o in listed.values()] + [m.seen_at for m in members], default=0.0)
         alive = living(members, now)
         released = read_release(store, run.run_id)
         wanted = {catalogue.newest, *([released[0].version] if released else [])}
@@ -209,6 +214,29 @@ def _doomed_uploads(store: Store, facts: _Facts) -> Iterator[tuple[AbandonedUplo
             # Some stores do not date uploads; what claims to be older than the run says nothing.
             if why is not None and (place.kind == "segment" or upload.started_at >= first):
                 yield upload, why
+
+
+def sweep_uploads(store: Store, position: Position, min_age_s: float) -> int:
+    """Drops uploads that senders began before the fence of ``position`` and neither finished nor dropped, if older than
+    ``min_age_s`` by the store's clock; returns how many. What it is not allowed or able to do is logged.
+
+    One LIST, and one HEAD where there are any.
+    """
+    try:
+        fenced = [u for u in store.list_uploads(SEGMENT_PREFIX) if _is_fenced(u, position)]
+        now = store.head(manifest_key(position.version)).modified_at if fenced else 0.0
+        old = [u for u in fenced if u.started_at + min_age_s <= now]
+        for upload in old:
+            upload.abort()
+    except (DcrError, NotFound) as error:
+        log.info("%s: uploads of earlier senders were not looked for (%s)", store.url, error)
+        return 0
+    return len(old)
+
+
+def _is_fenced(upload: AbandonedUpload, position: Position) -> bool:
+    place = place_of(upload.key)
+    return place is not None and attempt_epoch(place.folder) < position.epoch
 
 
 def _delete(store: Store, keys: Sequence[str], uploads: Iterable[AbandonedUpload]) -> None:

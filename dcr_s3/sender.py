@@ -25,7 +25,7 @@ from dcr_s3.protocol.position import Position
 from dcr_s3.reading import load_run, read_position
 from dcr_s3.replay import Replay
 from dcr_s3.reports import PublishReport
-from dcr_s3.retention import MIN_AGE_S, GcReport, gc
+from dcr_s3.retention import MIN_AGE_S, GcReport, gc, sweep_uploads
 from dcr_s3.sending.baseline import Baseline, open_baseline
 from dcr_s3.sending.commit import commit
 from dcr_s3.sending.create import Base, create_run, read_base
@@ -103,6 +103,7 @@ class Sender:
         fence: bool = True,
         context: bool = True,
         parts: int = 1,
+        sweep_after_s: float | None = MIN_AGE_S,
         signer: Signer | None = None,
         verifier: Verifier | None = None,
         workers: int | None = None,
@@ -112,10 +113,11 @@ class Sender:
 
         The baseline lives in ``state_dir`` (see ``default_state_dir``), or in RAM if ``base`` is a state dict. With
         ``fence`` an empty version of a higher epoch is committed first: any other sender of the run loses its next
-        commit. A one-shot publisher needs none. ``parts`` cuts matrices into so many parts each way, for receivers
-        whose ranks hold such parts (tensor parallelism) and fetch nothing else. With ``signer`` everything is signed,
-        and nothing is believed that is not signed by it or by a key of ``verifier``. ``workers``: encoding threads, one
-        per core by default, 0 for none.
+        commit, and uploads that it left unfinished more than ``sweep_after_s`` seconds ago are dropped in the
+        background (None: never). A one-shot publisher needs no fence. ``parts`` cuts matrices into so many parts each
+        way, for receivers whose ranks hold such parts (tensor parallelism) and fetch nothing else. With ``signer``
+        everything is signed, and nothing is believed that is not signed by it or by a key of ``verifier``. ``workers``:
+        encoding threads, one per core by default, 0 for none.
 
         Raises ``RunMissing``, ``RunExists``, ``BadInput``, ``Busy``, ``BadSignature`` and store errors; nothing is
         changed then.
@@ -146,6 +148,8 @@ class Sender:
         except BaseException:
             sender.close()
             raise
+        if fence and sweep_after_s is not None:
+            sender._uploaders.submit(sweep_uploads, store.inner, sender.position, sweep_after_s)
         return sender
 
     @classmethod

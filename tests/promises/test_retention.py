@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from dcr_s3.errors import BadInput, CorruptObject
+from dcr_s3 import retention
+from dcr_s3.catalogue import Catalogue, read_catalogue
+from dcr_s3.errors import BadInput, CorruptObject, Forbidden
 from dcr_s3.folding import Folder
 from dcr_s3.format.keys import manifest_key, segment_key, snapshot_marker_key
 from dcr_s3.mirroring import open_mirror
 from dcr_s3.reading import load_run
 from dcr_s3.retention import GcReport, gc
 from dcr_s3.snapshots import publish_snapshot
+from dcr_s3.store.base import Store
+from dcr_s3.store.wrapped import Request, WrappedStore
 from dcr_s3.workers import InlineExecutor
 
 Trial = Any
@@ -166,6 +171,69 @@ def test_leftovers_of_lost_and_fenced_attempts_are_deleted_and_living_ones_stay(
     assert [u.full_key for u in trial.bucket.uploads.values()] == [living.replace("-000000.dcr", "-000001.dcr")]
     trial.receiver("one").pull()
     trial.assert_holds(2)
+
+
+def test_what_is_made_while_a_slow_deletion_looks_around_stays(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial.run(3)
+
+    def slow(*arguments: Any) -> Catalogue:
+        found = read_catalogue(*arguments)
+        with trial.sender(fence=False) as sender:
+            sender.snapshot()
+            trial.age(3 * DAY)
+            trial.publish(sender)
+        return found
+
+    monkeypatch.setattr(retention, "read_catalogue", slow)
+    report = collect(trial, keep_versions=1)
+    assert report.deleted
+    assert trial.listed("snapshots/") != []
+    trial.receiver("new", base=None).pull()
+    trial.assert_holds(4, "new")
+
+
+class Watched(WrappedStore):
+    """Notes what is asked for, and refuses one kind of request."""
+
+    def __init__(self, inner: Store, forbidden: str = "") -> None:
+        super().__init__(inner)
+        self.kinds: list[str] = []
+        self._forbidden = forbidden
+
+    def around(self, request: Request, send: Callable[[Request], Any]) -> Any:
+        self.kinds.append(request.kind)
+        if request.kind == self._forbidden:
+            raise Forbidden(f"{request.kind} {request.key}: not allowed")
+        return send(request)
+
+
+def test_a_later_sender_drops_old_uploads_that_fenced_ones_left(trial: Trial) -> None:
+    trial.sender().close()
+    left = segment_key(2, "000001-aaaaaaaaaaaa-0000", 0, 0)
+    living = segment_key(9, "000009-bbbbbbbbbbbb-0000", 0, 0)
+    for key in (left, living):
+        trial.store.open_multipart(key).upload_part(1, bytearray(b"begun"))
+    trial.sender().close()  # both are young
+    for upload in trial.bucket.uploads.values():
+        upload.started_at -= 2 * DAY
+    trial.sender(sweep_after_s=None).close()
+    trial.sender(fence=False).close()
+    trial.sender(sweep_after_s=3 * DAY).close()
+    assert [u.full_key for u in trial.bucket.uploads.values()] == [left, living]
+    trial.store = Watched(trial.store)
+    trial.sender().close()
+    assert [u.full_key for u in trial.bucket.uploads.values()] == [living]
+    assert (trial.store.kinds.count("list_uploads"), trial.store.kinds.count("abort")) == (1, 1)
+
+
+def test_a_sender_that_may_not_list_uploads_publishes_all_the_same(trial: Trial) -> None:
+    trial.run(1)
+    trial.store = Watched(trial.store, forbidden="list_uploads")
+    with trial.sender() as sender:
+        trial.publish(sender)
+    assert "list_uploads" in trial.store.kinds
+    trial.receiver().pull()
+    trial.assert_holds(3)
 
 
 def test_unfinished_folds_and_snapshots_are_deleted(trial: Trial) -> None:

@@ -20,6 +20,11 @@ def test_one_sender_and_one_receiver_with_two_faults_keep_every_promise() -> Non
     assert found.faults.keys() == SEVERE
 
 
+def test_uploads_in_parts_keep_every_promise_with_any_fault() -> None:
+    found = explore_tiny(Tiny(faults=1, parts=True))
+    assert found.faults.keys() == EVERY_KIND
+
+
 def test_two_senders_with_any_fault_commit_every_version_once() -> None:
     found = explore_tiny(Tiny(senders=2, receivers=0, faults=1))
     assert found.faults.keys() == EVERY_KIND

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=1, help="how many faults an explored run may meet (default 1)")
     parser.add_argument("--kinds", help="comma-separated kinds of faults to explore (default: all)")
     parser.add_argument("--requests-only", action="store_true", help="explore no faults at disk writes")
+    parser.add_argument("--parts", action="store_true", help="explored senders upload segments in parts")
     parser.add_argument("--fence", action="store_true", help="explored senders commit a fence first")
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object a line")
     arguments = parser.parse_args()
@@ -91,6 +92,7 @@ def _explore(arguments: argparse.Namespace) -> int:
         earlier=arguments.earlier,
         faults=arguments.faults,
         fence=arguments.fence,
+        parts=arguments.parts,
         menu=menu,
         disk=not arguments.requests_only,
     )

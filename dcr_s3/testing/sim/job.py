@@ -137,7 +137,7 @@ class Rank(Program):
             weights = shards(here.model, group.from_first(job.reached) % len(here.model.files), self.rank)
             sender, plan = join(here.store, weights, group, settings, stack)
             stack.callback(sender.close)
-            session = here.truth.opened() if first else 0
+            session = here.truth.opened(sender.position.version) if first else None
             while group.from_first(job.reached) < job.states:
                 if first:
                     state = (job.reached + 1) % len(here.model.files)

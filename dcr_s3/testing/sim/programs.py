@@ -114,7 +114,7 @@ class Trainer(Program):
         base, state_dir = here.model.directory(0), here.machine.root / "state"
         here.intent = None
         with self.opens.open(here.store, base=base, state_dir=state_dir, fence=self.fence, workers=0) as sender:
-            session = here.truth.opened() if self.fence else 0
+            session = here.truth.opened(sender.position.version) if self.fence else None
             while self.reached < self.states:
                 here.intent = Intent(here.name, (self.reached + 1) % len(here.model.files), session)
                 self._publish(here, sender, here.intent)

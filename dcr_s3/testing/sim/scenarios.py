@@ -127,7 +127,7 @@ class Tiny:
 
     ``senders`` publish one version each (``fence``: after a fence), ``receivers`` pull once meanwhile and once after,
     ``keepers`` fold and make a snapshot, ``cleaners`` delete what is not needed. ``faults`` may happen in a run, of the
-    kinds in ``menu`` (None: all); without ``disk`` only at requests.
+    kinds in ``menu`` (None: all); without ``disk`` only at requests. With ``parts`` segments go up in several parts.
     """
 
     senders: int = 1
@@ -136,13 +136,16 @@ class Tiny:
     fence: bool = False
     menu: Collection[str] | None = None
     disk: bool = True
+    parts: bool = False
     keepers: int = 0
     cleaners: int = 0
     earlier: int = 0
 
     def roles(self) -> list[Role]:
         """Fresh ones for one run."""
-        senders = [Role(f"sender-{n}", Trainer(1, fence=self.fence), BASELINE) for n in range(self.senders)]
+        opens = SmallParts if self.parts else SmallSegments
+        trainers = [Trainer(1, fence=self.fence, opens=opens) for _ in range(self.senders)]
+        senders = [Role(f"sender-{n}", trainer, BASELINE) for n, trainer in enumerate(trainers)]
         receivers = [Role(f"{RECEIVER}{n}", OnePull(), MIRROR, OnePull(last=True)) for n in range(self.receivers)]
         keepers = [Role(f"keeper-{n}", OneUpkeep(), MIRROR) for n in range(self.keepers)]
         cleaners = [Role(f"cleaner-{n}", OneCleaning(), "") for n in range(self.cleaners)]

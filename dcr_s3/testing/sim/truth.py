@@ -19,16 +19,20 @@ from dcr_s3.testing.sim.simulation import Machine, Violation
 STATE_FILE = "dcr_state.json"
 
 
+Session = tuple[int, int]
+"""The version at which a sender stood once it was open, and how many were opened before."""
+
+
 @dataclass(eq=False)
 class Intent:
     """One call of ``publish``: who wants which state to be the next version.
 
-    ``session`` numbers the openings of senders with a fence; 0 for one without.
+    ``session`` orders the openings of senders with a fence; None for one without.
     """
 
     author: str
     state: int
-    session: int = 0
+    session: Session | None = None
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,13 @@ class Truth:
         self.intents: dict[str, Intent | None] = {}
         self._ledger = Ledger()
         self._had_snapshot = False
-        self._sessions = 0
+        self._sessions: list[Session] = []
 
     def state(self) -> Hashable:
         """Equal where the same is still promised."""
-        return self.fingerprint, self._sessions, tuple(m.acked for m in self.mirrors.values())
+        begun = tuple(sorted(upload.full_key for upload in self.bucket.uploads.values()))
+        acked = tuple(m.acked for m in self.mirrors.values())
+        return self.fingerprint, begun, max(self._sessions, default=None), acked
 
     # What processes tell
 
@@ -103,10 +109,12 @@ class Truth:
         if request.kind == "put" and manifest_version(request.key) is not None and request.body is not None:
             self.intents.setdefault(sha256(request.body).hexdigest(), intent)
 
-    def opened(self) -> int:
-        """A sender was opened with a fence: none that was opened before may commit from now on. Returns its number."""
-        self._sessions += 1
-        return self._sessions
+    def opened(self, version: int) -> Session:
+        """A sender was opened with a fence, and stands at ``version``: none that was opened before may commit from now
+        on.
+        """
+        self._sessions.append((version, len(self._sessions)))
+        return self._sessions[-1]
 
     def published(self, intent: Intent, version: int) -> None:
         """``publish`` has returned."""
@@ -162,7 +170,7 @@ class Truth:
         if claim.last != self.newest + 1 or manifest["parent"]["sha256"] != self.commits[claim.first].sha256:
             raise Violation(f"{claim.key} does not follow version {self.newest}")
         intent = self.intents.get(digest)
-        if intent is not None and 0 < intent.session < self._sessions:
+        if intent is not None and intent.session is not None and intent.session < max(self._sessions):
             raise Violation(f"{claim.key} is by {intent.author}, from whom another sender has taken over")
         previous = self.commits[claim.first].state
         state = previous if manifest["kind"] == "fence" or intent is None else intent.state
