@@ -1,7 +1,7 @@
 /* Counting, gathering and scattering cells. */
 #include "cursor.h"
 
-enum { TALLY_AHEAD = 2 }; /* groups of runs */
+enum { TALLY_AHEAD = 4 }; /* groups of runs */
 enum { PREFETCH = 24 }; /* changes ahead: far enough for memory to answer */
 
 INLINE void count_run(const uint8_t *cells, size_t count, const scheme *type, uint64_t *counts, uint32_t cell_bytes)
@@ -15,15 +15,29 @@ void count_exponents(const uint8_t *cells, size_t count, const scheme *type, uin
     FOR_CELL_BYTES(type->cell_bytes, count_run, cells, count, type, counts)
 }
 
-/* Counts a run of cells in the low halves of `counts`, and those of them that changed in the high halves. The four
- * tables, one after the other, spare equal neighbours from waiting for each other. */
+/* Counts of a tally by old exponent: the four tables of cells spare equal neighbours from waiting for each other. */
+typedef struct {
+    uint32_t cells[4][MOST_EXPONENTS], changed[MOST_EXPONENTS];
+} tally_counts;
+
+/* Counts a word at a time; words in which nothing changed are left alone. */
 INLINE void tally_run(const uint8_t *old_cells, const uint8_t *new_cells, size_t count, const scheme *type,
-                      uint64_t *counts, size_t table_size, uint32_t cell_bytes)
+                      tally_counts *counts, uint32_t cell_bytes)
 {
-    for (size_t n = 0; n < count; n++) {
+    size_t word_cells = sizeof(uint64_t) / cell_bytes, whole = count - count % word_cells;
+    for (size_t n = 0; n < whole; n += word_cells) {
+        uint64_t word = load_cell(old_cells + n * cell_bytes, sizeof word);
+        uint64_t differing = word ^ load_cell(new_cells + n * cell_bytes, sizeof word);
+        for (size_t k = 0; k < word_cells; k++)
+            counts->cells[k & 3][exponent_of(word >> 8 * cell_bytes * k, type)]++;
+        for (size_t k = 0; differing && k < word_cells; k++)
+            if (differing >> 8 * cell_bytes * k & widest(cell_bytes))
+                counts->changed[exponent_of(word >> 8 * cell_bytes * k, type)]++;
+    }
+    for (size_t n = whole; n < count; n++) {
         uint64_t old = load_cell(old_cells + n * cell_bytes, cell_bytes);
-        uint64_t differs = old != load_cell(new_cells + n * cell_bytes, cell_bytes);
-        counts[(n & 3) * table_size + exponent_of(old, type)] += differs << 32 | 1;
+        counts->cells[0][exponent_of(old, type)]++;
+        counts->changed[exponent_of(old, type)] += old != load_cell(new_cells + n * cell_bytes, cell_bytes);
     }
 }
 
@@ -46,9 +60,11 @@ void tally(const block *old_cells, const block *new_cells, const scheme *type, u
            uint64_t *changed)
 {
     cursor old = open_cursor(old_cells, type->cell_bytes), new = open_cursor(new_cells, type->cell_bytes);
-    size_t position = 0, total = old_cells->cells, table_size = type->exponent_mask + 1;
-    uint64_t counts[4 * MOST_EXPONENTS];
-    memset(counts, 0, 4 * table_size * sizeof *counts);
+    size_t position = 0, total = old_cells->cells, exponents = type->exponent_mask + 1;
+    tally_counts counts;
+    for (size_t table = 0; table < 4; table++)
+        memset(counts.cells[table], 0, exponents * sizeof(uint32_t));
+    memset(counts.changed, 0, exponents * sizeof(uint32_t));
     for (uint64_t group = 0; position < total; group++) {
         size_t from = smaller(sampled_cell(group, stride_log2), total), to = smaller(from + SAMPLE_CELLS, total);
         size_t next = smaller((size_t)((group + 1) << stride_log2) * SAMPLE_CELLS, total);
@@ -59,18 +75,18 @@ void tally(const block *old_cells, const block *new_cells, const scheme *type, u
             size_t stop = position < from ? from : position < to ? to : next;
             size_t count = smaller(smaller(cursor_run(&old), cursor_run(&new)), stop - position);
             if (position >= from && position < to) {
-                FOR_CELL_BYTES(type->cell_bytes, tally_run, old.at, new.at, count, type, counts, table_size)
+                FOR_CELL_BYTES(type->cell_bytes, tally_run, old.at, new.at, count, type, &counts)
             }
             cursor_skip(&old, count);
             cursor_skip(&new, count);
             position += count;
         }
     }
-    for (size_t exponent = 0; exponent < table_size; exponent++)
-        for (size_t table = 0; table < 4; table++) {
-            cells[exponent] += (uint32_t)counts[table * table_size + exponent];
-            changed[exponent] += counts[table * table_size + exponent] >> 32;
-        }
+    for (size_t exponent = 0; exponent < exponents; exponent++) {
+        for (size_t table = 0; table < 4; table++)
+            cells[exponent] += counts.cells[table][exponent];
+        changed[exponent] += counts.changed[exponent];
+    }
 }
 
 /* Copies cells between their places in a block and an array, one entry per position. */

@@ -43,13 +43,15 @@ typedef struct {
     range_encoder stream;
     clock_state state;
     uint64_t clock;  /* sum of hazards from cell `start` */
+    lines_ahead ahead[2];
     size_t start;    /* first cell of the half */
     size_t half;     /* first cell of the second half, or SIZE_MAX */
     size_t changed;
     size_t changed_before_half, bytes_before_half;
 } position_coder;
 
-enum { HALVES_BYTES = 8 }; /* changes in the first half, bytes of its stream */
+enum { HALVES_BYTES = 8 };      /* changes in the first half, bytes of its stream */
+enum { MOST_LINES_AHEAD = 16 }; /* with one change; more would only queue */
 
 static bool open_positions(position_coder *coder, const scheme *type, size_t cells, size_t capacity)
 {

@@ -4,6 +4,8 @@
 
 #include "cells.h"
 
+enum { LINE_BYTES = 64 };
+
 typedef struct {
     const block *cells;
     size_t number; /* of the piece */
@@ -40,6 +42,24 @@ INLINE cursor open_cursor(const block *cells, uint32_t cell_bytes)
     cursor at = {cells, 0, 0, cells->count ? cells->pieces[0].data : NULL, cell_bytes};
     cursor_skip(&at, 0);
     return at;
+}
+
+/* What lies behind a chunk in memory: fetched line by line while the chunk is worked on, which hides how long it takes. */
+typedef struct {
+    const uint8_t *at, *end;
+} lines_ahead;
+
+/* As much again as the chunk of `cells` cells, as far as the piece goes. */
+INLINE lines_ahead open_ahead(const cursor *chunk, size_t cells)
+{
+    const uint8_t *next = chunk->at + cells * chunk->cell_bytes;
+    return (lines_ahead){next, next + smaller(cells, cursor_run(chunk) - cells) * chunk->cell_bytes};
+}
+
+INLINE void fetch_lines(lines_ahead *ahead, size_t lines)
+{
+    for (; lines && ahead->at < ahead->end; lines--, ahead->at += LINE_BYTES)
+        __builtin_prefetch(ahead->at, 0, 2);
 }
 
 #endif

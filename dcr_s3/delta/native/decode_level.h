@@ -104,6 +104,8 @@ typedef struct {
     size_t first, count, end; /* of the chunk, and the end of the half */
     size_t group;             /* where the last change was */
     uint64_t chunk_end, last; /* clock at the end of the chunk, and at most at that of the half */
+    lines_ahead ahead;
+    size_t lines_each; /* fetched ahead with every change */
     uint64_t clocks[CHUNK_GROUPS + 8]; /* find_group reads eight at once */
 } LEVEL(walk);
 
@@ -119,6 +121,9 @@ static void LEVEL(open_walk)(LEVEL(walk) *walk, const block *cells, const positi
     walk->count = walk->group = 0;
     walk->chunk_end = 0;
     walk->last = (uint64_t)(half->end - half->first) * UINT16_MAX;
+    walk->ahead = (lines_ahead){NULL, NULL};
+    walk->lines_each = (half->end - half->first) * cell_bytes / LINE_BYTES / (half->changed + 1) + 1;
+    walk->lines_each = smaller(walk->lines_each, MOST_LINES_AHEAD);
 }
 
 /* Goes on to the next chunk; false at the end of the half. */
@@ -128,6 +133,7 @@ static bool LEVEL(next_chunk)(LEVEL(walk) *walk, const LEVEL(lookup) *table, con
     walk->first += walk->count;
     walk->count = smaller(smaller(cursor_run(&walk->at), CHUNK_CELLS), walk->end - walk->first);
     walk->group = 0;
+    walk->ahead = open_ahead(&walk->at, walk->count);
     LEVEL(group_clocks)(table, type, walk->at.at, walk->count, walk->chunk_end, walk->clocks, cell_bytes);
     size_t groups = (walk->count + GROUP_CELLS - 1) / GROUP_CELLS;
     walk->chunk_end = walk->clocks[groups];
@@ -187,6 +193,7 @@ typedef struct {
 INLINE LEVEL(place) LEVEL(locate)(LEVEL(walk) *walk, uint64_t target, const LEVEL(lookup) *table, const scheme *type,
                                   uint32_t cell_bytes)
 {
+    fetch_lines(&walk->ahead, walk->lines_each);
     size_t group = walk->group = LEVEL(find_group)(walk->clocks, walk->group, target), first = group * GROUP_CELLS;
     uint64_t before = walk->clocks[group], start, end;
     size_t cell = LEVEL(find_in_group)(table, type, walk->at.at + first * cell_bytes,

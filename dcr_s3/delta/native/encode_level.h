@@ -103,25 +103,31 @@ INLINE void LEVEL(scan_chunk)(const uint8_t *old_cells, const uint8_t *new_cells
 }
 
 /* Codes the changes at `positions`, all of them among `count` cells, the first of which is cell number `first`.
- * `clock` is the sum of hazards before that cell and is moved behind the last. */
-INLINE outcome LEVEL(encode_chunk)(const LEVEL(lookup) *table, const scheme *type, const uint8_t *cells, size_t count,
-                                size_t first, const uint32_t *positions, size_t changed, uint64_t *clock,
-                                clock_state *state, range_encoder *coder, uint32_t cell_bytes)
+ * The clock of `coder` is the sum of hazards before that cell and is moved behind the last. */
+INLINE outcome LEVEL(encode_chunk)(const LEVEL(lookup) *table, position_coder *coder, const uint8_t *cells, size_t count,
+                                   size_t first, const uint32_t *positions, size_t changed, uint32_t cell_bytes)
 {
+    const scheme *type = coder->type;
     uint64_t clocks[CHUNK_GROUPS + 1];
-    range_encoder local = *coder; /* nothing can alias it: it stays in registers */
+    range_encoder local = coder->stream; /* nothing can alias these: they stay in registers */
+    clock_state state = coder->state;
+    lines_ahead old_ahead = coder->ahead[0], new_ahead = coder->ahead[1];
+    size_t lines_each = smaller(count * cell_bytes / LINE_BYTES / (changed + 1) + 1, MOST_LINES_AHEAD);
     outcome result = DONE;
-    LEVEL(group_clocks)(table, type, cells, count, *clock, clocks, cell_bytes);
-    *clock = clocks[(count + GROUP_CELLS - 1) / GROUP_CELLS];
+    LEVEL(group_clocks)(table, type, cells, count, coder->clock, clocks, cell_bytes);
+    coder->clock = clocks[(count + GROUP_CELLS - 1) / GROUP_CELLS];
     for (size_t n = 0; n < changed && result == DONE; n++) {
         size_t cell = positions[n] - first, group = cell / GROUP_CELLS;
         const uint8_t *at = cells + group * GROUP_CELLS * cell_bytes;
         uint64_t start = clocks[group] + LEVEL(sum_group)(table, type, at, cell % GROUP_CELLS,
                                                           count - group * GROUP_CELLS, cell_bytes);
         uint64_t hazard = type->hazards[class_of(load_cell(cells + cell * cell_bytes, cell_bytes), type)];
-        result = encode_change(&local, state, start, hazard);
+        fetch_lines(&old_ahead, lines_each);
+        fetch_lines(&new_ahead, lines_each);
+        result = encode_change(&local, &state, start, hazard);
     }
-    *coder = local;
+    coder->stream = local;
+    coder->state = state;
     return result;
 }
 
@@ -145,8 +151,7 @@ INLINE outcome LEVEL(encode_run)(const LEVEL(lookup) *table, position_coder *cod
     coder->changed += changed;
     if (type->classes == 1)
         return LEVEL(encode_even)(type, coder->start, positions, changed, &coder->state, &coder->stream);
-    return LEVEL(encode_chunk)(table, type, cells, count, first, positions, changed, &coder->clock, &coder->state,
-                               &coder->stream, cell_bytes);
+    return LEVEL(encode_chunk)(table, coder, cells, count, first, positions, changed, cell_bytes);
 }
 
 /* One pass over both blocks; with a `coder`, codes the positions as long as `changes` has room for them. */
@@ -163,9 +168,12 @@ INLINE outcome LEVEL(scan_cells)(const block *old_cells, const block *new_cells,
             return NO_MEMORY;
         if (changes->capacity >= before + count) {
             LEVEL(scan_chunk)(old.at, new.at, count, first, changes, cell_bytes);
-            if (coder)
+            if (coder) {
+                coder->ahead[0] = open_ahead(&old, count);
+                coder->ahead[1] = open_ahead(&new, count);
                 result = LEVEL(encode_run)(&table, coder, old.at, count, first, changes->positions + before,
                                            changes->count - before, cell_bytes);
+            }
         } else {
             changes->capacity = 0;
             changes->count += count_differences(old.at, new.at, count, cell_bytes);
@@ -188,6 +196,7 @@ INLINE outcome LEVEL(encode_cells)(const block *cells, position_coder *coder, co
         count = smaller(cursor_run(&at), CHUNK_CELLS);
         if (!meet_half(coder, first, &count))
             return NO_MEMORY;
+        coder->ahead[0] = open_ahead(&at, count);
         while (done + found < changed && positions[done + found] < first + count)
             found++;
         outcome result = LEVEL(encode_run)(&table, coder, at.at, count, first, positions + done, found, cell_bytes);
