@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from dcr_s3 import errors
-from dcr_s3.errors import BadInput, DcrError, StateMismatch
+from dcr_s3.errors import BadInput, DcrError, StateMismatch, WrongBase
 from dcr_s3.format.digest import StateDigest
 from dcr_s3.intake import Intake
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import load_run, read_position
 from dcr_s3.store.base import Store
 from dcr_s3.store.nearby import open_nearest
-from dcr_s3.targets.checkpoint import Checkpoint
+from dcr_s3.targets.checkpoint import Checkpoint, describe
 from dcr_s3.targets.engine.apply import Applier, NoGate
 from dcr_s3.targets.engine.bound import Engine, Update
 from dcr_s3.targets.engine.holding import Duty
@@ -214,6 +214,8 @@ class Rank:
                     rank.bound.write(update, lambda: None)
                     self._written = len(self._updates)
             self._target = intake.target
+        except WrongBase as error:
+            self._error, self._error_kind = f"{error} ({describe(self.wrong())})", type(error).__name__
         except Exception as error:
             if not isinstance(error, DcrError):
                 log.exception("staging failed")

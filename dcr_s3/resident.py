@@ -251,10 +251,10 @@ class ResidentReceiver:
             total += digest
         if total.hex() != position.state:
             wrong = sorted({name for names in self._ranks.call("wrong") for name in names})
+            where = f" in {describe(wrong)}" if wrong else ""
             raise StateMismatch(
-                f"{describe(wrong) or 'the engine'}: does not hold version {position.version}: its ranks' digests add "
-                f"up to {total.hex()}, not to {position.state}; something else wrote to it, or its memory moved. Load "
-                "it anew"
+                f"the engine does not hold version {position.version}{where}: its ranks' digests add up to "
+                f"{total.hex()}, not to {position.state}; something else wrote to it. Load it anew"
             )
         return total.hex()
 

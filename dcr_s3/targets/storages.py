@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -102,15 +102,18 @@ class Storages:
             for name in affected:
                 self._tensors[name].data = self._data[name]
 
-    def check_in_place(self, current: Mapping[str, torch.Tensor]) -> None:
-        """Raises ``StateMismatch`` naming a tensor of the engine whose memory moved, appeared or went away."""
+    def check_in_place(self, current: Mapping[str, torch.Tensor], *, free: Container[str] = ()) -> None:
+        """Raises ``StateMismatch`` naming a tensor of the engine whose memory moved, appeared or went away.
+
+        Tensors named in ``free`` may do so.
+        """
         for name, tensor in current.items():
-            if self._addresses.get(name) != (tensor.data_ptr(), tensor.numel()):
+            if name not in free and self._addresses.get(name) != (tensor.data_ptr(), tensor.numel()):
                 raise StateMismatch(
                     f"engine tensor {name}: its storage moved after it was bound, so updates would not reach it; "
                     "bind the engine again, and find out what replaced the tensor"
                 )
-        gone = sorted(name for name in self._registered if name not in current)
+        gone = sorted(name for name in self._registered if name not in current and name not in free)
         if gone:
             raise StateMismatch(f"engine tensor {gone[0]}: is gone since the engine was bound; bind it again")
 

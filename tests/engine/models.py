@@ -36,6 +36,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZES),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=4),
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "granitemoe": lambda: transformers.GraniteMoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"] * 2
+    ),
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=96, moe_layers=[0, 1]
+    ),
 }
 UNUSED_TOKEN = 249
 

@@ -93,8 +93,8 @@ class BoundEngine:
                 log.info("tensor %s: %s, %s", specs[number].name, plan.route.value, plan.reason)
 
     def check_in_place(self) -> None:
-        """Raises ``StateMismatch`` if memory of the engine moved since it was bound."""
-        self.storages.check_in_place(self.engine.tensors())
+        """Raises ``StateMismatch`` if memory of the engine that the loader fills moved since it was bound."""
+        self.storages.check_in_place(self.engine.tensors(), free=frozenset(self.placement.fixed))
 
     def stage(self, changes: Mapping[int, Changed], canonical: Canonical) -> Update:
         """Prepares the writes for ``changes`` by tensor number, against ``canonical``, the bits of the version held.

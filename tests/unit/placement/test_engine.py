@@ -218,6 +218,15 @@ def test_memory_that_moved_is_refused_before_the_pause() -> None:
     assert gate.events == []
 
 
+def test_a_buffer_that_no_loader_fills_may_move() -> None:
+    state = toys.random_state(toys.Tied)
+    toy, engine = bound(toys.Tied, state)
+    toy.counter = toy.counter.to(torch.int32)
+    new = toys.changed(state, 1)
+    Applier(engine, NoGate(), limit_s=30).apply([staged(engine, state, new)], lambda: None)
+    assert toys.bits(toy)["embed"] == toys.bits(loaded(toys.Tied, new))["embed"]
+
+
 def test_one_byte_types_and_nan_payloads_survive_conversion() -> None:
     state = toys.random_state(toys.Converting)
     toy, engine = bound(toys.Converting, state)

@@ -63,7 +63,9 @@ def test_two_ranks_together_hold_the_version(mode: Any, memory_store: MemoryStor
             assert toys.bits(toy) == toys.bits(loaded(toys.Split(rank), state))
     assert group.served[-1] == receiver.version == sender.position.version
     ranks[1].columns.data[0, 0] = 3.0
-    with pytest.raises(StateMismatch, match="tensor columns: does not hold version 5: its ranks' digests add up"):
+    with pytest.raises(
+        StateMismatch, match="does not hold version 5 in tensor columns: its ranks' digests add up"
+    ):
         receiver.verify()
     sender.close()
 
@@ -151,9 +153,9 @@ def test_an_engine_of_other_weights_and_foreign_writes_are_noticed(memory_store:
     toy.norm.data = norm
     receiver.verify()
     norm.zero_()
-    with pytest.raises(StateMismatch, match="tensor norm: does not hold version 1"):
+    with pytest.raises(StateMismatch, match="the engine does not hold version 1 in tensor norm:"):
         receiver.verify()
-    with pytest.raises(WrongBase, match="something else wrote to it"):
+    with pytest.raises(WrongBase, match=r"something else wrote to it. Load it anew \(tensor norm\)"):
         receiver.pull()
     gate.close.assert_not_called()
     sender.close()
@@ -185,6 +187,40 @@ class Half(toys.Toy):
 
     def place(self, name: str, tensor: torch.Tensor) -> None:
         getattr(self, name).data.copy_(tensor.narrow(0, 2048 * self.rank, 2048))
+
+
+class Stage(toys.Toy):
+    """One stage of two: one of two tensors."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.name = "ab"[rank]
+        weight = torch.zeros(4096, 4096, dtype=torch.bfloat16)
+        self.register_parameter(self.name, torch.nn.Parameter(weight, requires_grad=False))
+
+    def place(self, name: str, tensor: torch.Tensor) -> None:
+        if name == self.name:
+            getattr(self, name).data.copy_(tensor)
+
+
+def test_a_stage_fetches_only_its_layers(memory_store: MemoryStore, tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    state = {n: torch.randn(4096, 4096, generator=rng).to(torch.bfloat16) for n in ("a", "b")}
+    (tmp_path / "base").mkdir()
+    save_file(state, tmp_path / "base" / "model.safetensors")
+    sender = Sender.open(memory_store, base=state, workers=0)
+    stages = [loaded(Stage(rank), state) for rank in (0, 1)]
+    receiver = ResidentReceiver(memory_store, Group(*stages), str(tmp_path / "base"))
+    receiver.pull()
+    new = {n: torch.where(torch.rand(t.shape, generator=rng) < 0.01, -t, t) for n, t in state.items()}
+    published_report = sender.publish(new)
+    (report,) = receiver.pull()
+    assert [r["skipped"] for r in receiver.routes] == [1, 1]
+    assert all(wire < 0.6 * published_report.wire_bytes for wire in report.rank_wire_bytes)
+    assert torch.equal(stages[0].a.data, new["a"])
+    assert torch.equal(stages[1].b.data, new["b"])
+    assert receiver.verify().state_digest == sender.position.state
+    sender.close()
 
 
 @pytest.mark.parametrize("context", [True, False])
