@@ -24,7 +24,8 @@ from dcr_s3.workers import InlineExecutor
 from dcr_s3.world import world
 
 JOURNAL_BYTES = 1 << 30
-"""A longer journal is not kept for a better moment to make the cells durable."""
+JOURNALS = 64
+"""A journal of more bytes or files is not kept for a better moment to make the cells durable."""
 
 
 class DirectoryMirror(Mirror):
@@ -96,7 +97,7 @@ class DirectoryMirror(Mirror):
         self.position, self.digests = target, list(digests)
         self._write("clean", journals=names)
         self._sweep()
-        if sum(_size(self.workspace / name) for name in names) > JOURNAL_BYTES:
+        if len(names) > JOURNALS or sum(_size(self.workspace / name) for name in names) > JOURNAL_BYTES:
             self.flush()
 
     def flush(self) -> None:

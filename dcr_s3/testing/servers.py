@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -166,6 +166,7 @@ class SeaweedServer(LocalServer):
     _process: subprocess.Popen[bytes] | None = None
     _directory: Path | None = None
     _ports: Mapping[str, int] = MappingProxyType({})
+    _command: Sequence[str] = ()
 
     def start(self) -> None:
         program = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
@@ -181,6 +182,20 @@ class SeaweedServer(LocalServer):
                 if not remaining:
                     raise
 
+    def restart(self, down_s: float = 0.0) -> None:
+        """Ends the server as an operator does, waits, and starts it again on the same port with what it held."""
+        process, directory = self._process, self._directory
+        if process is None or directory is None:
+            raise ConfigError("the server does not run; start it first")
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=_STARTUP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        time.sleep(down_s)
+        self._launch(self._command, directory)
+
     def _start_once(self, program: str) -> None:
         self._directory = directory = Path(tempfile.mkdtemp(prefix="dcr-s3-seaweed-"))
         self._ports = ports = dict(zip(_SEAWEED_PORTS, _free_ports(len(_SEAWEED_PORTS)), strict=True))
@@ -190,7 +205,7 @@ class SeaweedServer(LocalServer):
         identity = {"name": "local", "credentials": [keys], "actions": actions}
         settings = directory / "s3.json"
         settings.write_text(json.dumps({"identities": [identity]}))
-        command = [
+        self._command = [
             program,
             f"-logdir={directory}",
             "-alsologtostderr=false",
@@ -210,9 +225,12 @@ class SeaweedServer(LocalServer):
             "-master.volumeSizeLimitMB=1024",
             *(f"-{name}={port}" for name, port in ports.items()),
         ]
+        self._launch(self._command, directory)
+
+    def _launch(self, command: Sequence[str], directory: Path) -> None:
         # A guard ends the server when its input closes, so that it cannot outlive this process even if that is killed.
         guard = 'exec 3<&0; (read -r _ <&3; kill -9 $$) & exec "$@" 3<&- </dev/null'
-        with (directory / "output.log").open("wb") as log:
+        with (directory / "output.log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", guard, "sh", *command],
                 stdin=subprocess.PIPE,
