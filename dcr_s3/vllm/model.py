@@ -10,7 +10,10 @@ import torch
 from dcr_s3.errors import BadInput
 from dcr_s3.targets.engine.bound import Engine
 from dcr_s3.targets.module import loader_of
-from dcr_s3.targets.storages import attribute_tensors, module_tensors
+from dcr_s3.targets.storages import attribute_tensors, module_tensors, storage_key
+
+_CACHE = "kv_cache"
+"""What vLLM calls a layer's cache, which no weights are in."""
 
 
 def model_engine(model: torch.nn.Module) -> Engine:
@@ -18,10 +21,31 @@ def model_engine(model: torch.nn.Module) -> Engine:
     return Engine(
         loader_of(model),
         lambda: module_tensors(model),
-        lambda: attribute_tensors(model),
+        lambda: _attributes(model),
         after_loading=lambda names: _after_loading(model, names),
         companions=lambda name: _companions(model, name),
     )
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors kept as plain attributes.
+
+    Raises ``BadInput`` naming one that a layer has computed from its parts' weights and keeps beside them: it would be
+    stale after an update. Views of weights move with them.
+    """
+    registered = {storage_key(t) for t in module_tensors(model).values()}
+    found = attribute_tensors(model)
+    for name, tensor in found.items():
+        layer, key = _owner(model, name), name.rpartition(".")[2]
+        derives = callable(getattr(layer, "process_weights_after_loading", None)) and any(
+            True for _ in layer.parameters()
+        )
+        if derives and key != _CACHE and tensor.is_floating_point() and storage_key(tensor) not in registered:
+            raise BadInput(
+                f"engine tensor {name}: vLLM computed it from weights after loading them, so updates would not reach "
+                "it; load this engine anew for every version"
+            )
+    return found
 
 
 def _owner(model: torch.nn.Module, name: str) -> torch.nn.Module:
