@@ -1,4 +1,5 @@
-"""One process: engines with quantised weights, or experts in one tensor, follow a run, or are refused by name.
+"""One process: engines with weights laid out in other ways (quantised; experts in one tensor; latent attention) follow
+a run, or are refused by name.
 
 Usage: layouts.py CHECKPOINT... Prints one JSON object for each.
 """

@@ -40,6 +40,19 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SIZES, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"] * 2
     ),
+    "deepseek": lambda: transformers.DeepseekV2Config(
+        **{**SIZES, "num_key_value_heads": 4, "head_dim": 64},
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        first_k_dense_replace=1,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+    ),
     "llama4": lambda: transformers.Llama4TextConfig(
         **SIZES, num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=96, moe_layers=[0, 1]
     ),

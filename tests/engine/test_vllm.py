@@ -111,17 +111,18 @@ def test_what_is_planted_in_an_engine_is_caught_by_name_and_ends_as_defined(engi
     assert [kind for kind, _ in result["unfit"]["raised"] + result["closed"]["raised"]] == ["ReplicaUnfit"] * 3
 
 
-def test_experts_in_one_tensor_follow_and_packed_weights_are_refused_by_name(engine_script: Run) -> None:
-    results = engine_script("layouts.py", "llama4", "granitemoe", "gpt_oss", "int8_channels", "fp8_channels")
-    assert len(results) == 5
-    for result in results[:3]:
+def test_other_layouts_follow_and_packed_weights_are_refused_by_name(engine_script: Run) -> None:
+    followed, refused = ("llama4", "granitemoe", "gpt_oss", "deepseek"), ("int8_channels", "fp8_channels")
+    results = engine_script("layouts.py", *followed, *refused)
+    assert [r["checkpoint"] for r in results] == [*followed, *refused]
+    for result in results[: len(followed)]:
         assert result["routes"]["dense"] > 0
         assert result["routes"]["planned"] > 0
         assert result["routes"]["skipped"] == 0
         for version in result["versions"]:
             assert version["different"] == []
             assert version["tokens_agree"]
-    for result in results[3:]:
+    for result in results[len(followed) :]:
         assert "tensor model.layers.0.mlp.down_proj.weight: the engine's loader does not take it" in result["refused"]
         assert result["untouched"]
 

@@ -32,5 +32,5 @@ def test_views_of_weights_move_with_them() -> None:
 
 def test_copies_of_weights_would_be_stale_and_are_refused_by_name() -> None:
     model = torch.nn.Sequential(Attention(lambda weight: weight * 2))
-    with pytest.raises(BadInput, match=r"engine tensor 0\.absorbed: vLLM has computed it from weights"):
+    with pytest.raises(BadInput, match=r"engine tensor 0\.absorbed: vLLM computed it from weights"):
         model_engine(model).attributes()
