@@ -37,8 +37,9 @@ class LlmRanks:
         return results(answers)
 
     def serving(self, version: int) -> None:
-        """As :meth:`Ranks.serving`; ``get_weight_version`` tells it."""
-        self._llm.update_weight_version(str(version))
+        """As :meth:`Ranks.serving`; ``get_weight_version`` tells it, where the engine has that."""
+        if hasattr(self._llm, "update_weight_version"):
+            self._llm.update_weight_version(str(version))
 
     def close(self) -> None:
         """Nothing runs now."""
@@ -71,8 +72,9 @@ class AsyncRanks:
         return results(answers)
 
     def serving(self, version: int) -> None:
-        """As :meth:`Ranks.serving`; ``get_weight_version`` tells it."""
-        self._wait(self._engine.update_weight_version(str(version)))
+        """As :meth:`Ranks.serving`; ``get_weight_version`` tells it, where the engine has that."""
+        if hasattr(self._engine, "update_weight_version"):
+            self._wait(self._engine.update_weight_version(str(version)))
 
     def close(self) -> None:
         """Pauses the engine."""

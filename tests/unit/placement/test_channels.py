@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from dcr_s3.errors import ApplyExpired, BadInput, DcrError, StoreUnavailable
-from dcr_s3.vllm.channels import HttpRanks
+from dcr_s3.vllm.channels import AsyncRanks, HttpRanks, LlmRanks
 
 IDLE = {"result": {"error": "", "error_kind": "", "version": 3}}
 EXPIRED = {"result": {"error": "the pause took too long", "error_kind": "ApplyExpired"}}
@@ -98,6 +99,57 @@ def test_what_is_missing_is_said(server: StandIn, ranks: HttpRanks) -> None:
         ranks.reset_caches()
     with pytest.raises(StoreUnavailable, match="is the server running"):
         HttpRanks("http://127.0.0.1:9", timeout_s=2).open()
+
+
+class Older:
+    """An ``LLM`` whose workers have the extension or not, and that knows nothing of weight versions."""
+
+    def __init__(self, *, extended: bool, cached: bool = False) -> None:
+        self.extended, self.cached = extended, cached
+
+    def collective_rpc(self, method: str, args: tuple[str, str]) -> list[Any]:
+        if not self.extended:
+            raise AttributeError(f"'Worker' object has no attribute {method!r}")
+        return [{"result": [args[0], *json.loads(args[1])]}]
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return not self.cached or reset_running_requests
+
+
+class OlderAsync(Older):
+    """The same as an ``AsyncLLM``."""
+
+    async def collective_rpc(self, method: str, args: tuple[str, str]) -> list[Any]:  # type: ignore[override]
+        return super().collective_rpc(method, args)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:  # type: ignore[override]
+        return super().reset_prefix_cache(reset_running_requests)
+
+
+def test_an_engine_without_weight_versions_needs_the_extension_alone() -> None:
+    ranks = LlmRanks(Older(extended=True))
+    assert ranks.call("apply", 3, True) == [["apply", 3, True]]
+    ranks.serving(3)
+    ranks.reset_caches()
+    with pytest.raises(BadInput, match="worker_extension_cls"):
+        LlmRanks(Older(extended=False)).call("digests")
+    with pytest.raises(BadInput, match="prefix cache"):
+        LlmRanks(Older(extended=True, cached=True)).reset_caches()
+
+
+def test_an_async_engine_is_reached_from_another_thread() -> None:
+    async def drive() -> None:
+        ranks = AsyncRanks(OlderAsync(extended=True))
+        assert await asyncio.to_thread(ranks.call, "apply", 3, True) == [["apply", 3, True]]
+        await asyncio.to_thread(ranks.serving, 3)
+        with pytest.raises(BadInput, match="worker_extension_cls"):
+            await asyncio.to_thread(AsyncRanks(OlderAsync(extended=False)).call, "digests")
+        cached = OlderAsync(extended=True, cached=True)
+        with pytest.raises(DcrError, match="prefix cache"):
+            await asyncio.to_thread(AsyncRanks(cached).reset_caches)
+        await asyncio.to_thread(AsyncRanks(cached, pause_mode="keep").reset_caches)
+
+    asyncio.run(drive())
 
 
 def test_the_model_is_the_servers(server: StandIn, ranks: HttpRanks) -> None:

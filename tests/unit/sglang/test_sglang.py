@@ -143,6 +143,9 @@ def test_the_command_line_keeps_server_and_directory_together(
     assert stand_in.weight_version == str(version)
     assert torch.equal(stand_in.weights["w"], new["w"])
     assert Receiver(moto_url, tmp_path / "served", workers=0).pull().up_to_date
+    stand_in.weight_version = "0"
+    assert cli(["follow", moto_url, str(tmp_path / "served"), *options[2:], "--json"]) == 0
+    assert stand_in.weight_version == str(version)
 
 
 @pytest.mark.parametrize("options", [[], ["DIR", "--vllm", "http://x"], ["--vllm", "http://x", "--sglang", "http://y"]])
