@@ -29,9 +29,9 @@ def test_several_ranks_commit_together_or_not_at_all_and_only_what_was_proved_is
 
 
 def test_replies_are_lost_while_parts_and_owners_lists_and_releases_are_written() -> None:
-    parts = _struck(line for seed in (2, 3, 6, 7) for line in run_seed(seed).trace)
-    assert parts["upload_part", "segments"] >= {"lost_reply", "unavailable"}
-    assert parts["complete", "segments"] & WITHOUT_REPLY
+    parts = _struck(line for seed in (2, 6) for line in run_seed(seed, WITHOUT_REPLY, 0.2).trace)
+    for request in ("open_multipart", "upload_part", "complete"):
+        assert parts[request, "segments"] & WITHOUT_REPLY, request
     joint = _struck(line for s in range(4) for line in run_seed(s, WITHOUT_REPLY, 0.2, make=joint_scenario).trace)
     for place in (("put", "owners"), ("put", "manifests"), ("put", "release.json")):
         assert joint[place] & WITHOUT_REPLY, place

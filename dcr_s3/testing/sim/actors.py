@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
-HANG_S = 60.0
+HANG_S = 300.0
 
 
 class Crash(BaseException):
@@ -76,7 +76,7 @@ class Actor:
     """One simulated process. ``wake_s`` is the virtual time before which it does not want to run.
 
     ``history`` digests everything it has been told since it last began anew: what it will do next depends on nothing
-    else. ``estate`` digests all that the process which comes after it will find.
+    else. ``estate`` is what the process which comes after it will find, besides its disk.
     """
 
     def __init__(self, name: str, program: Callable[[], None], baton: Baton, on_death: Callable[[], None]) -> None:

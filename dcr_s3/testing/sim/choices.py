@@ -19,8 +19,8 @@ class Choices(Protocol):
     def actor(self, ready: Sequence[Actor], state: Callable[[], Hashable]) -> Actor:
         """Whose turn it is. ``state`` digests the whole simulation."""
 
-    def fault(self, point: Point, possible: Sequence[str], left: Callable[[], Hashable]) -> str | None:
-        """What goes wrong with it. ``left`` digests all that there would still be if the process died now."""
+    def fault(self, point: Point, possible: Sequence[str], left: Callable[[str], Hashable]) -> str | None:
+        """What goes wrong with it. ``left`` digests all that there would still be if the process died of it now."""
 
     def ended(self, state: Callable[[], Hashable]) -> None:
         """All programs have ended; what follows is undisturbed."""
@@ -48,7 +48,7 @@ class SeededChoices:
     def actor(self, ready: Sequence[Actor], state: Callable[[], Hashable]) -> Actor:
         return self._dice.choice(ready)
 
-    def fault(self, point: Point, possible: Sequence[str], left: Callable[[], Hashable]) -> str | None:
+    def fault(self, point: Point, possible: Sequence[str], left: Callable[[str], Hashable]) -> str | None:
         deadly = [f for f in possible if f in DEADLY]
         harmless = [f for f in possible if f not in DEADLY]
         crash_rate = self.disk_rate if point.kind is Kind.DISK else self.crash_rate

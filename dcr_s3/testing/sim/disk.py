@@ -51,6 +51,16 @@ class SimDisk:
             result.update(repr((place.relative_to(self.root), names, since)).encode())
         return result.hexdigest()
 
+    def durable_digest(self, boot_id: str) -> str:
+        """The same of what is left by a power loss that takes all it can, to the boot after it."""
+        here = boot_id.encode()
+        kept = [
+            (str(place / name), _meaning(file.durable or b"", here))
+            for place, folder in self._folders.items()
+            for name, file in folder.names.items()
+        ]
+        return hashlib.md5(repr(sorted(kept)).encode(), usedforsecurity=False).hexdigest()
+
     def settle(self) -> None:
         """Takes everything that is there for durable."""
         self._files = {p: _File(p.read_bytes()) for p in sorted(self.root.rglob("*")) if p.is_file()}

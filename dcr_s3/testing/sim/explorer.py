@@ -93,7 +93,7 @@ class ExploringChoices:
         self._asleep = {n: p for n, p in (self._asleep | tried).items() if not p.conflicts(point)}
         return chosen
 
-    def fault(self, point: Point, possible: Sequence[str], left: Callable[[], Hashable]) -> str | None:
+    def fault(self, point: Point, possible: Sequence[str], left: Callable[[str], Hashable]) -> str | None:
         if not self._left:
             return None
         if self._depth < len(self._path):
@@ -101,7 +101,7 @@ class ExploringChoices:
         else:
             different = [f for f in possible if f not in _TIMING and (point.writes or f not in _SAME_FOR_READS)]
             # Between two changes of the disk or the bucket it is all the same when a process dies.
-            different = [f for f in different if f not in (CRASH, POWER_LOSS) or self._is_new((f, left()), 1)]
+            different = [f for f in different if f not in (CRASH, POWER_LOSS) or self._is_new(left(f), 1)]
         taken = self._fork(1 + len(different), different)
         if not taken:
             return None

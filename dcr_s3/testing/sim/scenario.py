@@ -163,7 +163,7 @@ class Scenario:
                 program(here)
 
         world.actor = simulation.spawn(role.name, live, on_death=lambda: self._restart(role))
-        world.actor.estate = lambda: (program.reached, machine.digest())
+        world.actor.estate = lambda: program.reached
         if life:
             world.actor.wake_s += RESTART_S
 

@@ -40,11 +40,18 @@ class Machine:
     @property
     def boot_id(self) -> str:
         """Of the running kernel."""
-        return f"{self.name}-{self.boots}"
+        return self._boot_id(self.boots)
 
     def digest(self) -> str:
         """Equal for disks that mean the same to the running kernel."""
         return self.disk.digest(self.boot_id)
+
+    def durable_digest(self) -> str:
+        """Equal for disks that mean the same to the next one after a power loss that takes all it can."""
+        return self.disk.durable_digest(self._boot_id(self.boots + 1))
+
+    def _boot_id(self, boots: int) -> str:
+        return f"{self.name}-{boots}"
 
 
 @dataclass
@@ -136,10 +143,11 @@ class Simulation:
         alive = tuple(sorted((a.name, a.history.hexdigest(), str(a.next)) for a in self.actors))
         return self.outside_state({a.name for a in self.actors}), alive
 
-    def _without(self, gone: Actor) -> Hashable:
-        """The same, were one process to die now."""
+    def _without(self, gone: Actor, machine: Machine, fault: str) -> Hashable:
+        """The same, were one process to die of ``fault`` now."""
         alive = tuple(sorted((a.name, a.history.hexdigest(), str(a.next)) for a in self.actors if a is not gone))
-        return self.outside_state({a.name for a in self.actors}), alive, gone.name, gone.estate()
+        disk = machine.durable_digest() if fault == POWER_LOSS else machine.digest()
+        return self.outside_state({a.name for a in self.actors}), alive, gone.name, gone.estate(), fault, disk
 
     def at(self, actor: Actor, machine: Machine, point: Point, possible: Sequence[str]) -> str | None:
         """Called by an actor before it does what ``point`` says; returns the fault that it meets. Raises ``Crash``."""
@@ -151,7 +159,7 @@ class Simulation:
             actor.offer(point)
         else:
             self._examine_inside(actor)
-        fault = None if self.quiet else self.choices.fault(point, possible, partial(self._without, actor))
+        fault = None if self.quiet else self.choices.fault(point, possible, partial(self._without, actor, machine))
         self.log(actor.name, str(point), fault or "")
         actor.learn(str(point))
         if fault in DEADLY:
