@@ -97,6 +97,21 @@ def test_context_free_runs_are_exact_too(cli: Cli, make_checkpoint: MakeCheckpoi
     assert not [c for c in cli("inspect", url, "--json").data["codings"] if c["coding"] == "clock-context"]
 
 
+def test_matrices_are_cut_for_ranks_that_hold_parts(
+    cli: Cli, make_checkpoint: MakeCheckpoint, tmp_path: Path, url: str
+) -> None:
+    base, new = make_checkpoint(0), make_checkpoint(1)
+    blocks = []
+    for parts in (1, 2):
+        run, mirror = f"{url}/{parts}", tmp_path / f"mirror-{parts}"
+        cli("init", run, "--base", base, "--context-free")
+        cli("publish", run, new, "--parts", parts)
+        blocks.append(sum(c["blocks"] for c in cli("inspect", run, "--json").data["codings"]))
+        cli("pull", run, mirror, "--base", base)
+        assert differing_tensors(new, mirror) == []
+    assert blocks[1] > blocks[0]
+
+
 def test_follow_ends_at_the_version_asked_for(
     cli: Cli, make_checkpoint: MakeCheckpoint, tmp_path: Path, url: str
 ) -> None:
