@@ -44,7 +44,7 @@ DENSITIES = (0.001, 0.01, 0.05)
 LINE_CELLS = 32
 """bf16 cells in a cache line of 64 bytes."""
 REPEATS = 30
-DENSE_REPEATS = 4
+DENSE_REPEATS = 8
 MANY_ELEMENTS = 100_000_000
 """In 100 and in 10,000 tensors: more than the processor's caches hold."""
 
@@ -222,10 +222,7 @@ def measure(size_gb: float, engine: bool) -> dict[str, Any]:
         del made
         _kept.clear()
         gc.collect()
-    for count in (100, 10_000):
-        bench = Bench(*parts(count, MANY_ELEMENTS // count))
-        shown = {"tensors": count, "bind_s": bench.bind_s, "dense_s": bench.dense_s()}
-        result["tensors"].append(shown | bench.pause(changes_of(bench.state, 0.01)))
+    result["tensors"] = measure_numbers([parts(count, MANY_ELEMENTS // count) for count in (100, 10_000)])
     result["rank_shares"] = rank_shares()
     result["goals"] = goals(result)
     return result
@@ -247,6 +244,20 @@ def measure_size(bench: Bench, factor: int, patches: bool) -> dict[str, Any]:
         print(f"{told}, of a dense load {row['pause_s'] / dense_s:.3f}", file=sys.stderr)
     shown = {"size_bytes": bench.size_bytes, "tensors": len(bench.state), "bind_s": bench.bind_s, "dense_s": dense_s}
     return shown | {"rows": rows}
+
+
+def measure_numbers(made: list[tuple[torch.nn.Module, State]]) -> list[dict[str, Any]]:
+    """The same weights in few and in many tensors, measured in turn."""
+    benches = [Bench(*one) for one in made]
+    changes = [changes_of(bench.state, 0.01) for bench in benches]
+    rows: list[dict[str, Any]] = [
+        {"tensors": len(bench.state), "bind_s": bench.bind_s, "dense_s": bench.dense_s()} for bench in benches
+    ]
+    for _ in range(3):
+        for bench, changed, row in zip(benches, changes, rows, strict=True):
+            for name, value in bench.pause(changed).items():
+                row[name] = min(value, row.get(name, value))
+    return rows
 
 
 class Shard(torch.nn.Module):
@@ -321,8 +332,9 @@ def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
     found.append(("1.0%: pause, of one write to each touched line", rows[1]["pause_s"] / rows[1]["line_bound_s"], 2))
     found.append(("1.0%: pause, of streaming the touched lines", rows[1]["pause_s"] / rows[1]["stream_bound_s"], 2))
     for one, other in zip(rows, large["rows"], strict=True):
-        what = f"{one['changed']:,} changes in twice the weights, of the pause"
-        found.append((what, other["verified_pause_s"] / one["verified_pause_s"], 1.5))
+        what = f"{one['changed']:,} changes in twice the weights, of the pause, line by line"
+        lines = other["lines"] * large["size_bytes"] / (one["lines"] * small["size_bytes"])
+        found.append((what, other["verified_pause_s"] / one["verified_pause_s"] / lines, 1.5))
     ratio = many["verified_pause_s"] / result["tensors"][0]["verified_pause_s"]
     found.append((f"{many['changed']:,} changes in 10,000 tensors, of the pause for 100", ratio, 2))
     found.append(("bind 10,000 tensors, seconds", many["bind_s"], 2))
