@@ -1,7 +1,7 @@
 """Every order and every fault of small scenarios.
 
-Two faults of any kinds take too long for every day: ``scripts/sim --explore --faults 2`` tries them all, with 218 runs made
-to their end and 10,225 given up because another one shows the same, in 527,579 steps (ten minutes on two busy cores).
+Two faults of any kinds take too long for every day: ``scripts/sim --explore --faults 2`` tries them all, with 218 runs
+made to their end and 10,225 given up because another one shows the same, in 527,579 steps (ten minutes on busy cores).
 """
 
 from __future__ import annotations
