@@ -51,7 +51,7 @@ class Sender:
     A context manager; also usable without, ending with :meth:`close`.
     """
 
-    least_segment_bytes: ClassVar[int] = 1 << 20
+    least_segment_bytes: ClassVar[int] = 256 << 10
     """A segment is never closed below this, save the last of a version."""
     part_bytes: ClassVar[int] = PART_BYTES
     """Segments of twice this size or more go up in parts."""

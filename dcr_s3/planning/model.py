@@ -10,6 +10,7 @@ from dcr_s3.planning.entropy import position_bits
 from dcr_s3.planning.rates import Rates
 
 SEGMENT_BYTES = 32 << 20
+LEAST_SEGMENT_BYTES = 256 << 10
 PART_BYTES = 8 << 20
 _SEGMENT_OVERHEAD_BYTES = 300
 _BLOCK_OVERHEAD_BYTES = 60
@@ -149,8 +150,8 @@ def _wire_bytes(work: Workload, rates: Rates) -> int:
 
 
 def _segments(work: Workload, wire_bytes: int) -> int:
-    """Segments end at 32 MiB or, from 1 MiB on, after a sixteenth of the owner's share."""
+    """Segments end at 32 MiB or, from 256 KiB on, after a sixteenth of the owner's share."""
     if not work.changed:
         return 0
     each = wire_bytes / work.owners
-    return work.owners * max(1, ceil(each / SEGMENT_BYTES), min(16, int(each / (1 << 20))))
+    return work.owners * max(1, ceil(each / SEGMENT_BYTES), min(16, int(each / LEAST_SEGMENT_BYTES)))

@@ -30,7 +30,7 @@ class SegmentSizes:
     parts of this size, the last one larger."""
 
     most_bytes: int = 32 << 20
-    least_bytes: int = 1 << 20
+    least_bytes: int = 256 << 10
     dense_bytes: int = 1 << 30
     part_bytes: int = PART_BYTES
 
