@@ -7,6 +7,7 @@
 
 #include "clock.h"
 #include "cursor.h"
+#include "targets.h"
 
 uint64_t survival_table[SURVIVAL_STEPS + 1];
 uint32_t log_table[LOG_STEPS + 1];
@@ -119,23 +120,21 @@ typedef struct {
 #if defined(__x86_64__)
 #define SIMD_LEVEL 1
 #define LEVEL(name) name##_avx2
-#pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,lzcnt,popcnt")
+BEGIN_TARGET("avx2,bmi,bmi2,lzcnt,popcnt")
 #include "hazard_level.h"
 #include "encode_level.h"
 #include "decode_level.h"
-#pragma GCC pop_options
+END_TARGET
 #undef LEVEL
 #undef SIMD_LEVEL
 
 #define SIMD_LEVEL 2
 #define LEVEL(name) name##_avx512
-#pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")
+BEGIN_TARGET("avx2,bmi,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")
 #include "hazard_level.h"
 #include "encode_level.h"
 #include "decode_level.h"
-#pragma GCC pop_options
+END_TARGET
 #undef LEVEL
 #undef SIMD_LEVEL
 #endif

@@ -133,13 +133,15 @@ static bool LEVEL(next_chunk)(LEVEL(walk) *walk, const LEVEL(lookup) *table, con
     walk->first += walk->count;
     walk->count = smaller(smaller(cursor_run(&walk->at), CHUNK_CELLS), walk->end - walk->first);
     walk->group = 0;
+    if (!walk->count)
+        return false;
     walk->ahead = open_ahead(&walk->at, walk->count);
     LEVEL(group_clocks)(table, type, walk->at.at, walk->count, walk->chunk_end, walk->clocks, cell_bytes);
     size_t groups = (walk->count + GROUP_CELLS - 1) / GROUP_CELLS;
     walk->chunk_end = walk->clocks[groups];
     for (size_t n = groups + 1; n < groups + 8; n++)
         walk->clocks[n] = UINT64_MAX;
-    return walk->count > 0;
+    return true;
 }
 
 /* The first group from `group` on after which the clock has passed `target`; there is one. */

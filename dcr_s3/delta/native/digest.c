@@ -1,5 +1,6 @@
 /* The state digest: per 32-bit word, a keyed Feistel network over (index, word) and two products of its halves. */
 #include "cells.h"
+#include "targets.h"
 
 #define MIX_INDEX 0x9E3779B1u
 #define MIX_HIGH 0xC2B2AE3Du
@@ -20,8 +21,7 @@
 #if LEVELS > 1
 #include <immintrin.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx2")
+BEGIN_TARGET("avx2")
 #define LEVEL(name) name##_avx2
 #define LANES 8
 #define VECTOR __m256i
@@ -45,10 +45,9 @@
 #undef LOAD_WORDS
 #undef LOAD_SHORTS
 #undef LOAD_BYTES
-#pragma GCC pop_options
+END_TARGET
 
-#pragma GCC push_options
-#pragma GCC target("avx2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+BEGIN_TARGET("avx2,avx512f,avx512bw,avx512dq,avx512vl" WIDEST_VECTORS)
 #define LEVEL(name) name##_avx512
 #define LANES 16
 #define VECTOR __m512i
@@ -61,7 +60,7 @@
 #define LOAD_SHORTS(at) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(at)))
 #define LOAD_BYTES(at) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at)))
 #include "digest_level.h"
-#pragma GCC pop_options
+END_TARGET
 #endif
 
 typedef void range_kernel(const uint32_t *, uint64_t, const uint8_t *, size_t, uint32_t, uint64_t *);

@@ -1,5 +1,6 @@
 /* Steps between old and new cells: raw signs, and sizes as adaptive flags in a range-coded stream. */
 #include "rangecoder.h"
+#include "targets.h"
 
 enum { MAX_LENGTH = 63, FLAGS = 2 + MAX_LENGTH + 1, SLOWEST_RATE = 7, RAW_BITS = 16 };
 
@@ -47,10 +48,9 @@ INLINE bool decode_flag(range_decoder *coder, flag_model *model)
 
 #if defined(__x86_64__)
 #define LEVEL(name) name##_avx2
-#pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,lzcnt,popcnt")
+BEGIN_TARGET("avx2,bmi,bmi2,lzcnt,popcnt")
 #include "values_level.h"
-#pragma GCC pop_options
+END_TARGET
 #undef LEVEL
 #endif
 
