@@ -8,7 +8,8 @@
 Speeds are dense bytes of one side per second of CPU time of one thread, the best of several rounds in which all
 contenders take turns. Encoding counts comparing, coding, both digests of the changes and applying them to the baseline;
 decoding counts decoding, both digests and applying. What is applied are the old values, so that every round finds
-the same state. The limits are memcmp of equal memory and memcpy.
+the same state. The limits are memcmp of equal memory and memcpy. Behind each table: where the time of a block goes, and
+what is asked of the codec beside what it reached.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from codec_data import Block, Pair, blocks, checkpoint_pairs, floors, trace_pairs, uniform_pairs
+from codec_data import BLOCK_BYTES, Block, Pair, blocks, checkpoint_pairs, floors, trace_pairs, uniform_pairs
+from codec_goals import goals, print_goals, print_profile, profile, stages
 from codec_peers import PEERS, Peer
 
 from dcr_s3.delta import (
@@ -38,6 +40,7 @@ from dcr_s3.delta import (
     kernel_name,
     tensor_key,
 )
+from dcr_s3.delta.changes import Cells
 from dcr_s3.delta.fields import Fields
 from dcr_s3.format.dtypes import DTYPES
 
@@ -98,39 +101,47 @@ class Race:
                     self.best_s[name] = min(clock() - start, self.best_s.get(name, float("inf")))
 
 
+def started_pool(threads: int) -> ThreadPoolExecutor:
+    """A pool whose threads run already."""
+    pool = ThreadPoolExecutor(threads)
+    barrier = threading.Barrier(threads)
+    list(pool.map(lambda _: barrier.wait(), range(threads)))
+    return pool
+
+
 def enter_limits(race: Race, parts: Sequence[Block], rounds: int) -> None:
-    """memcpy, memcmp, and our encoder on unchanged memory."""
+    """memcpy, memcmp, and our encoder on unchanged memory; the first two also with one thread and two, in real time."""
     memcmp = ctypes.CDLL(None).memcmp
     memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     copies = [[piece.copy() for piece in part.old] for part in parts]
     targets = [[np.zeros_like(piece) for piece in part.old] for part in parts]
 
-    def compare() -> None:
-        for part, copy in zip(parts, copies, strict=True):
-            for left, right in zip(part.old, copy, strict=True):
-                if memcmp(left.ctypes.data, right.ctypes.data, left.nbytes):
-                    raise AssertionError("copies differ")
+    def compare(part: Block, copy: Sequence[Cells]) -> None:
+        for left, right in zip(part.old, copy, strict=True):
+            if memcmp(left.ctypes.data, right.ctypes.data, left.nbytes):
+                raise AssertionError("copies differ")
 
-    def copy_all() -> None:
-        for part, target in zip(parts, targets, strict=True):
-            for source, destination in zip(part.old, target, strict=True):
-                np.copyto(destination, source)
+    def copy_all(part: Block, target: Sequence[Cells]) -> None:
+        for source, destination in zip(part.old, target, strict=True):
+            np.copyto(destination, source)
 
     def unchanged() -> None:
         for part, copy in zip(parts, copies, strict=True):
             encode_whole(Block(part.dtype, part.old, copy))
 
-    race.enter("memcpy", copy_all, rounds)
-    race.enter("compare", compare, rounds)
+    race.enter("memcpy", lambda: list(map(copy_all, parts, targets)), rounds)
+    race.enter("compare", lambda: list(map(compare, parts, copies)), rounds)
     race.enter("unchanged", unchanged, rounds)
+    for threads in (1, 2):
+        pool = started_pool(threads)
+        race.enter(f"memcpy_{threads}", lambda p=pool: list(p.map(copy_all, parts, targets)), rounds, time.perf_counter)
+        race.enter(f"compare_{threads}", lambda p=pool: list(p.map(compare, parts, copies)), rounds, time.perf_counter)
 
 
 def enter_threads(race: Race, parts: Sequence[Block], encoded: Sequence[EncodedBlock], rounds: int) -> None:
     """Encoding and decoding with one thread and with two, in real time."""
     for threads in (1, 2):
-        pool = ThreadPoolExecutor(threads)
-        barrier = threading.Barrier(threads)
-        list(pool.map(lambda _, b=barrier: b.wait(), range(threads)))
+        pool = started_pool(threads)
         race.enter(f"encode_{threads}", lambda p=pool: list(p.map(encode_whole, parts)), rounds, time.perf_counter)
         race.enter(
             f"decode_{threads}", lambda p=pool: list(p.map(decode_whole, parts, encoded)), rounds, time.perf_counter
@@ -169,11 +180,14 @@ def measure(pairs: list[Pair], rounds: int, *, with_peers: bool) -> dict[str, An
     race.enter("free encode", lambda: [encode_whole(part, context=False) for part in parts], rounds)
     race.enter("free decode", lambda: [decode_whole(*pair) for pair in zip(parts, free, strict=True)], rounds)
     enter_threads(race, parts, rich, rounds)
+    for stage, job in stages(parts, rich).items():
+        race.enter(f"stage {stage}", job, rounds)
     peers = PEERS if with_peers else {}
     sizes = {name: enter_peer(race, name, peer, pairs, max(rounds // 4, 1)) for name, peer in peers.items()}
     race.run()
 
     dense_bytes = sum(pair.old.nbytes for pair in pairs)
+    stage_s = {name.removeprefix("stage "): time_s for name, time_s in race.best_s.items() if name.startswith("stage ")}
     gbps = {name: dense_bytes / seconds / 1e9 for name, seconds in race.best_s.items()}
     shared = {
         "floor_context_bits": floor.context_bits,
@@ -195,7 +209,12 @@ def measure(pairs: list[Pair], rounds: int, *, with_peers: bool) -> dict[str, An
         "codings": sorted({block.coding.name for block in rich}),
         "context_free": figures(sum(len(block.payload) for block in free), "free encode", "free decode"),
         "unchanged_gbps": gbps["unchanged"],
-        "threads": {name: gbps[name] for name in ("encode_1", "encode_2", "decode_1", "decode_2")},
+        "threads": {
+            f"{job}_{count}": gbps[f"{job}_{count}"]
+            for job in ("encode", "decode", "compare", "memcpy")
+            for count in (1, 2)
+        },
+        "stages_ms": profile(stage_s, dense_bytes / BLOCK_BYTES, race.best_s["encode"], race.best_s["decode"]),
         "peers": {name: figures(size, f"{name} encode", f"{name} decode") for name, size in sizes.items()},
     }
 
@@ -215,11 +234,13 @@ def print_table(name: str, result: dict[str, Any]) -> None:
         print(f"{scheme:24}{bits:8.2f}{bits / context:9.3f}{bits / free:8.3f}", end="")
         print(f"{row['encode_gbps']:9.2f}{row['decode_gbps']:9.2f}")
     threads = result["threads"]
-    for job in ("encode", "decode"):
+    for job in ("encode", "decode", "compare", "memcpy"):
         one, two = threads[f"{job}_1"], threads[f"{job}_2"]
         print(f"{job}, threads 1 and 2: {one:.2f} and {two:.2f} GB/s of real time, {two / one:.2f} times", end="; ")
     print(f"encode is {result['encode_gbps'] / result['compare_gbps']:.2f} of compare,", end=" ")
     print(f"decode {result['decode_gbps'] / result['memcpy_gbps']:.2f} of memcpy")
+    print_profile(result["stages_ms"])
+    print_goals(goals(name, result))
 
 
 def main() -> None:
@@ -242,7 +263,8 @@ def main() -> None:
     for name, load in sets.items():
         result = measure(load(), options.rounds, with_peers=not options.no_peers)
         if options.json:
-            print(json.dumps(result if options.pair else {"set": name, **result}), flush=True)
+            judged = [{**goal._asdict(), "met": goal.met} for goal in goals(name, result)]
+            print(json.dumps(result if options.pair else {"set": name, **result, "goals": judged}), flush=True)
         else:
             print_table(name, result)
 
