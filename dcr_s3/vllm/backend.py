@@ -46,9 +46,12 @@ class DcrWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # ty
     supports_draft_weight_update = False
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Binds this worker's model to the run. A worker that is alone also proves which version it holds."""
+        """Binds this worker's model to the run. Which version it holds is proved by whoever drives it, or, if it is
+        alone and nobody does, with the first update.
+        """
         base = init_info.base or self.model_config.model
         self._rank = rank_of(self.model, self.parallel_config.rank)
+        self._rank.open(init_info.run, base, init_info.pause_limit_s, init_info.nearby)
         self._alone: ResidentReceiver | None = None
         if self.parallel_config.world_size == 1:
             self._alone = ResidentReceiver(
@@ -58,9 +61,6 @@ class DcrWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # ty
                 pause_limit_s=init_info.pause_limit_s,
                 nearby=init_info.nearby,
             )
-            self._alone.open()
-        else:
-            self._rank.open(init_info.run, base, init_info.pause_limit_s, init_info.nearby)
 
     def start_weight_update(self) -> None:
         """Nothing to prepare: weights are written in place."""
