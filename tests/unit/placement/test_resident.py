@@ -63,9 +63,7 @@ def test_two_ranks_together_hold_the_version(mode: Any, memory_store: MemoryStor
             assert toys.bits(toy) == toys.bits(loaded(toys.Split(rank), state))
     assert group.served[-1] == receiver.version == sender.position.version
     ranks[1].columns.data[0, 0] = 3.0
-    with pytest.raises(
-        StateMismatch, match="does not hold version 5 in tensor columns: its ranks' digests add up"
-    ):
+    with pytest.raises(StateMismatch, match="does not hold version 5 in tensor columns: its ranks' digests add up"):
         receiver.verify()
     sender.close()
 
