@@ -30,8 +30,8 @@ def model_engine(model: torch.nn.Module) -> Engine:
 def _attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Tensors kept as plain attributes.
 
-    Raises ``BadInput`` naming one that a layer has computed from its parts' weights and keeps beside them: it would be
-    stale after an update. Views of weights move with them.
+    Raises ``BadInput`` naming a matrix that a layer has computed from its parts' weights and keeps beside them: updates
+    would leave it stale. Views of weights move with them.
     """
     registered = {storage_key(t) for t in module_tensors(model).values()}
     found = attribute_tensors(model)
@@ -40,7 +40,7 @@ def _attributes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         derives = callable(getattr(layer, "process_weights_after_loading", None)) and any(
             True for _ in layer.parameters()
         )
-        if derives and key != _CACHE and tensor.is_floating_point() and storage_key(tensor) not in registered:
+        if derives and key != _CACHE and tensor.dim() > 1 and storage_key(tensor) not in registered:
             raise BadInput(
                 f"engine tensor {name}: vLLM computed it from weights after loading them, so updates would not reach "
                 "it; load this engine anew for every version"

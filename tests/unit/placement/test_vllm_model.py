@@ -17,7 +17,8 @@ class Attention(torch.nn.Module):
     def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.projection = torch.nn.Linear(4, 4, bias=False)
-        self.kv_cache = torch.zeros(3)
+        self.kv_cache = torch.zeros(3, 2)
+        self.scale = torch.ones(1)
         self._make = make
         self.process_weights_after_loading(torch.float32)
 
@@ -27,7 +28,7 @@ class Attention(torch.nn.Module):
 
 def test_views_of_weights_move_with_them() -> None:
     model = torch.nn.Sequential(Attention(lambda weight: weight.t()[:2]))
-    assert set(model_engine(model).attributes()) == {"0.kv_cache", "0.absorbed"}
+    assert set(model_engine(model).attributes()) == {"0.kv_cache", "0.scale", "0.absorbed"}
 
 
 def test_copies_of_weights_would_be_stale_and_are_refused_by_name() -> None:
