@@ -44,7 +44,6 @@ typedef struct {
     range_encoder stream;
     clock_state state;
     uint64_t clock;  /* sum of hazards from cell `start` */
-    lines_ahead ahead[2];
     size_t start;    /* first cell of the half */
     size_t half;     /* first cell of the second half, or SIZE_MAX */
     size_t changed;

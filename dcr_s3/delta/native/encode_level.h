@@ -108,11 +108,9 @@ INLINE outcome LEVEL(encode_chunk)(const LEVEL(lookup) *table, position_coder *c
                                    size_t first, const uint32_t *positions, size_t changed, uint32_t cell_bytes)
 {
     const scheme *type = coder->type;
-    uint64_t clocks[CHUNK_GROUPS + 1];
+    uint64_t clocks[SCAN_CELLS / GROUP_CELLS + 1];
     range_encoder local = coder->stream; /* nothing can alias these: they stay in registers */
     clock_state state = coder->state;
-    lines_ahead old_ahead = coder->ahead[0], new_ahead = coder->ahead[1];
-    size_t lines_each = smaller(count * cell_bytes / LINE_BYTES / (changed + 1) + 1, MOST_LINES_AHEAD);
     outcome result = DONE;
     LEVEL(group_clocks)(table, type, cells, count, coder->clock, clocks, cell_bytes);
     coder->clock = clocks[(count + GROUP_CELLS - 1) / GROUP_CELLS];
@@ -122,8 +120,6 @@ INLINE outcome LEVEL(encode_chunk)(const LEVEL(lookup) *table, position_coder *c
         uint64_t start = clocks[group] + LEVEL(sum_group)(table, type, at, cell % GROUP_CELLS,
                                                           count - group * GROUP_CELLS, cell_bytes);
         uint64_t hazard = type->hazards[class_of(load_cell(cells + cell * cell_bytes, cell_bytes), type)];
-        fetch_lines(&old_ahead, lines_each);
-        fetch_lines(&new_ahead, lines_each);
         result = encode_change(&local, &state, start, hazard);
     }
     coder->stream = local;
@@ -143,7 +139,7 @@ INLINE outcome LEVEL(encode_even)(const scheme *type, size_t first, const uint32
     return result;
 }
 
-/* Codes the changes of a run of cells, at most a chunk long, that starts with cell number `first`. */
+/* Codes the changes of a run of cells, at most SCAN_CELLS long, that starts with cell number `first`. */
 INLINE outcome LEVEL(encode_run)(const LEVEL(lookup) *table, position_coder *coder, const uint8_t *cells, size_t count,
                                  size_t first, const uint32_t *positions, size_t changed, uint32_t cell_bytes)
 {
@@ -163,17 +159,14 @@ INLINE outcome LEVEL(scan_cells)(const block *old_cells, const block *new_cells,
     for (size_t first = 0, count; first < old_cells->cells; first += count) {
         size_t before = changes->count;
         outcome result = DONE;
-        count = smaller(smaller(cursor_run(&old), cursor_run(&new)), CHUNK_CELLS);
+        count = smaller(smaller(cursor_run(&old), cursor_run(&new)), SCAN_CELLS);
         if (coder && !meet_half(coder, first, &count))
             return NO_MEMORY;
         if (changes->capacity >= before + count) {
             LEVEL(scan_chunk)(old.at, new.at, count, first, changes, cell_bytes);
-            if (coder) {
-                coder->ahead[0] = open_ahead(&old, count);
-                coder->ahead[1] = open_ahead(&new, count);
+            if (coder)
                 result = LEVEL(encode_run)(&table, coder, old.at, count, first, changes->positions + before,
                                            changes->count - before, cell_bytes);
-            }
         } else {
             changes->capacity = 0;
             changes->count += count_differences(old.at, new.at, count, cell_bytes);
@@ -193,10 +186,9 @@ INLINE outcome LEVEL(encode_cells)(const block *cells, position_coder *coder, co
     cursor at = open_cursor(cells, cell_bytes);
     for (size_t first = 0, done = 0, count; first < cells->cells; first += count) {
         size_t found = 0;
-        count = smaller(cursor_run(&at), CHUNK_CELLS);
+        count = smaller(cursor_run(&at), SCAN_CELLS);
         if (!meet_half(coder, first, &count))
             return NO_MEMORY;
-        coder->ahead[0] = open_ahead(&at, count);
         while (done + found < changed && positions[done + found] < first + count)
             found++;
         outcome result = LEVEL(encode_run)(&table, coder, at.at, count, first, positions + done, found, cell_bytes);

@@ -19,7 +19,8 @@ enum {
     TOTAL_BITS = 36,    /* cumulative frequencies are out of 2**36 */
     SURVIVAL_STEPS = 256,
     GROUP_CELLS = 64,   /* cells whose hazards are summed at once */
-    CHUNK_CELLS = 4096, /* cells handled while they are in the first-level cache */
+    CHUNK_CELLS = 4096, /* cells decoded while they are in the first-level cache */
+    SCAN_CELLS = 1024,  /* cells encoded at once: few, so that memory need not pause while the coder works */
     CHUNK_GROUPS = CHUNK_CELLS / GROUP_CELLS,
     MOST_EXPONENTS = 2048,
     SAMPLE_CELLS = 256,  /* a tally samples runs of so many cells */
