@@ -96,7 +96,7 @@ def test_overlapping_runs_do_no_harm(url: str, home: Path, capsys: pytest.Captur
 
 def test_nothing_new_costs_one_request(url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = MeteredStore(open_store(url))
-    monkeypatch.setattr("dcr_s3.cli.pulling.open_store", lambda _: opened)
+    monkeypatch.setattr("dcr_s3.cli.pulling.open_nearest", lambda *_: opened)
     arguments = {"base": None, "nearby": [], "to_version": None, "skip_busy": True, "progress": no_progress}
     pull_once(url, home / "mirror", **arguments)
     before = opened.meter.traffic
