@@ -9,6 +9,7 @@
 #define CODER_TOP ((uint64_t)1 << 56)
 #define CODER_LOW_MASK (((uint64_t)1 << 48) - 1)
 #define CODER_MASK (CODER_TOP - 1)
+#define CODER_LEAST (CODER_TOP >> 8) /* below it the range gives a byte */
 
 enum { CODER_SLACK = 16 }; /* bytes that one symbol may touch */
 
@@ -64,10 +65,18 @@ INLINE void encoder_advance(range_encoder *coder, uint64_t start, uint64_t size)
     coder->range <<= 8 * bytes;
 }
 
+/* Most flags are likely ones, which make no byte: those take a short way. */
 INLINE void encoder_flag(range_encoder *coder, bool flag, uint32_t chance)
 {
     uint64_t bound = (coder->range >> 16) * chance;
-    encoder_advance(coder, flag ? bound : 0, flag ? coder->range - bound : bound);
+    uint64_t start = flag ? bound : 0, size = flag ? coder->range - bound : bound;
+    if (__builtin_expect(size < CODER_LEAST, 0)) {
+        encoder_advance(coder, start, size);
+        return;
+    }
+    coder->low += start;
+    coder->range = size;
+    encoder_carry(coder);
 }
 
 INLINE void encoder_raw(range_encoder *coder, uint64_t value, unsigned bits)
@@ -127,7 +136,13 @@ INLINE bool decoder_flag(range_decoder *coder, uint32_t chance)
 {
     uint64_t bound = (coder->range >> 16) * chance;
     bool flag = coder->offset >= bound;
-    decoder_advance(coder, flag ? bound : 0, flag ? coder->range - bound : bound);
+    uint64_t start = flag ? bound : 0, size = flag ? coder->range - bound : bound;
+    if (__builtin_expect(size < CODER_LEAST, 0)) {
+        decoder_advance(coder, start, size);
+        return flag;
+    }
+    coder->offset -= start;
+    coder->range = size;
     return flag;
 }
 
