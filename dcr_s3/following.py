@@ -11,6 +11,7 @@ from dcr_s3.errors import ChainBroken, NotFound, RetryError
 from dcr_s3.format import limits
 from dcr_s3.format.keys import RELEASE_KEY, manifest_key
 from dcr_s3.joint import Acknowledger, parse_release, released_version
+from dcr_s3.patience import Patience
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.polling import Polling
 from dcr_s3.replay import Applied, Replay
@@ -19,8 +20,6 @@ from dcr_s3.store import Poller
 from dcr_s3.world import world
 
 log = logging.getLogger(__name__)
-
-MAX_BACKOFF_S = 60.0
 
 
 class Follower:
@@ -50,15 +49,13 @@ class Follower:
 
     async def run(self) -> None:
         """Follows. Store trouble is logged and waited out; other errors are raised."""
-        failures = 0
+        patience = Patience(self._polling.interval_s)
         while not self._halt.is_set() and (self._until_version is None or self._version < self._until_version):
             try:
                 delay = await self._step()
-                failures = 0
+                patience.succeeded()
             except RetryError as error:
-                failures += 1
-                delay = min(MAX_BACKOFF_S, self._polling.interval_s * 2**failures)
-                log.warning("%s; trying again in about %.1f s", error, delay)
+                delay = patience.after(error)
             if delay:
                 await asyncio.to_thread(world().wait, self._halt, delay * world().uniform(0.75, 1.25))
         if self._acknowledger.is_due(self._replay.mirror.position):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 from dcr_s3.errors import BadInput, CommitConflict, NotFound, RetryError, RunExists, RunMissing
 from dcr_s3.format.keys import manifest_key
 from dcr_s3.format.signature import Signer, Verifier
+from dcr_s3.patience import Patience
 from dcr_s3.protocol.position import Position
 from dcr_s3.reading import load_run, read_position
 from dcr_s3.receiver import Receiver
@@ -25,10 +25,6 @@ from dcr_s3.targets.files import directory_files
 from dcr_s3.targets.state import read_state
 from dcr_s3.workers import Progress, make_executor, no_progress
 from dcr_s3.world import world
-
-log = logging.getLogger(__name__)
-
-MAX_BACKOFF_S = 60.0
 
 
 class RecodeReport(BaseModel):
@@ -105,23 +101,20 @@ class Recoder:
         """Publishes, then keeps looking until ``stop`` is set or ``until_version`` is at the target. Store trouble, and
         another relay that was faster, are logged and waited out."""
         halt = stop or threading.Event()
-        failures = 0
+        patience = Patience(poll_interval_s)
         while not halt.is_set():
             try:
                 with self._open() as work:
                     while not halt.is_set() and (until_version is None or work.report.version < until_version):
                         report = next(work, None)
-                        failures = 0
+                        patience.succeeded()
                         if report is None:
                             world().wait(halt, poll_interval_s * world().uniform(0.75, 1.25))
                         elif on_version is not None:
                             on_version(report)
                 return
             except (RetryError, CommitConflict) as error:
-                failures += 1
-                delay = min(MAX_BACKOFF_S, poll_interval_s * 2**failures)
-                log.warning("%s; trying again in about %.1f s", error, delay)
-                world().wait(halt, delay * world().uniform(0.75, 1.25))
+                world().wait(halt, patience.after(error) * world().uniform(0.75, 1.25))
 
     @contextmanager
     def _open(self) -> Iterator[_Work]:

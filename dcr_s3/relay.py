@@ -25,6 +25,7 @@ from dcr_s3.format.digest import sha256_hex
 from dcr_s3.format.keys import ack_key, manifest_key, segment_key
 from dcr_s3.format.manifest import Manifest, SegmentEntry
 from dcr_s3.format.segment import parse_segment
+from dcr_s3.patience import Patience
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.position import Position
 from dcr_s3.relaying.copying import copy_object, holds
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 
 COPIERS = 4
 AHEAD_SEGMENT_BYTES = 64 << 20
-MAX_BACKOFF_S = 60.0
 
 
 class RelayReport(BaseModel):
@@ -114,20 +114,17 @@ class Relay:
         Segments of a version that is still being written are copied ahead. Store trouble is logged and waited out.
         """
         halt = stop or threading.Event()
-        failures = 0
+        patience = Patience(poll_interval_s)
         while not halt.is_set():
             try:
                 with self._open() as work:
                     for report in work.follow(halt, until_version, poll_interval_s):
-                        failures = 0
+                        patience.succeeded()
                         if on_version is not None:
                             on_version(report)
                 return
             except RetryError as error:
-                failures += 1
-                delay = min(MAX_BACKOFF_S, poll_interval_s * 2**failures)
-                log.warning("%s; trying again in about %.1f s", error, delay)
-                world().wait(halt, delay * world().uniform(0.75, 1.25))
+                world().wait(halt, patience.after(error) * world().uniform(0.75, 1.25))
 
     @contextmanager
     def _open(self) -> Iterator[_Work]:

@@ -29,6 +29,7 @@ from dcr_s3.format.region import Region
 from dcr_s3.format.run import Run
 from dcr_s3.joint import Acknowledger, released_version
 from dcr_s3.mirroring import locate
+from dcr_s3.patience import Patience
 from dcr_s3.protocol.plan import Edge
 from dcr_s3.protocol.position import Position
 from dcr_s3.rank import revived
@@ -51,7 +52,6 @@ Mode = Literal["asynchronous", "synchronous"]
 """Whether requests run while a version is fetched and staged, or the engine is paused for all of it, each segment
 being written as it arrives."""
 
-_MAX_BACKOFF_S = 60.0
 _FETCHERS = 8
 _SOON_S, _SELDOM_S = 0.02, 0.25
 
@@ -188,12 +188,12 @@ class ResidentReceiver:
     ) -> None:
         """Pulls until ``stop`` is set or ``until_version`` is served. Trouble that passes is logged and waited out."""
         halt = stop or threading.Event()
-        failures = 0
+        patience = Patience(poll_interval_s)
         while not halt.is_set():
             delay = poll_interval_s
             try:
                 for report in self._steps(until_version):
-                    failures = 0
+                    patience.succeeded()
                     self._acknowledger.send(self.position)
                     if on_version is not None:
                         on_version(report)
@@ -201,13 +201,11 @@ class ResidentReceiver:
                         break
                 if self._acknowledger.is_due(self.position):
                     self._acknowledger.send(self.position)
-                failures = 0
+                patience.succeeded()
                 if until_version is not None and self.position.version >= until_version:
                     break
             except RetryError as error:
-                failures += 1
-                delay = min(_MAX_BACKOFF_S, poll_interval_s * 2**failures)
-                log.warning("%s; trying again in about %.1f s", error, delay)
+                delay = patience.after(error)
             world().wait(halt, delay * world().uniform(0.75, 1.25))
 
     def apply(

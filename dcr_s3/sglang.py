@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dcr_s3.errors import BadInput, StateMismatch, StoreUnavailable
+from dcr_s3.patience import Patience
 from dcr_s3.world import world
 
 log = logging.getLogger(__name__)
-
-_MAX_BACKOFF_S = 60.0
 
 
 class SglangServer:
@@ -100,14 +99,11 @@ def serve_patiently(server: SglangServer, version: int, stop: threading.Event, *
 
     The directory must not change meanwhile.
     """
-    failures = 0
+    patience = Patience(interval_s)
     while not stop.is_set():
         try:
             server.serve(version)
             return True
         except StoreUnavailable as error:
-            failures += 1
-            delay = min(_MAX_BACKOFF_S, interval_s * 2**failures)
-            log.warning("%s; asking again in about %.1f s", error, delay)
-            world().wait(stop, delay * world().uniform(0.75, 1.25))
+            world().wait(stop, patience.after(error) * world().uniform(0.75, 1.25))
     return False
