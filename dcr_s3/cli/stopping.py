@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_raised: list[int] = []
 
 
 class Stopped(BaseException):
@@ -20,13 +21,21 @@ class Stopped(BaseException):
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    _raised.append(number)
     raise Stopped(number)
 
 
 def stop_by_exception() -> None:
     """From now on both signals raise :class:`Stopped` in the main thread."""
+    _raised.clear()
     for number in _SIGNALS:
         signal.signal(number, _raise)
+
+
+def check_stopped() -> None:
+    """Raises :class:`Stopped` again if it was raised: libraries may swallow an exception that comes out of nowhere."""
+    if _raised:
+        raise Stopped(_raised[-1])
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 COMMAND = [str(Path(sys.executable).with_name("dcr-s3")), "demo", "--steps", "2", "--warmup-steps", "4"]
 
 
@@ -43,7 +45,7 @@ def test_both_mirrors_equal_the_trained_checkpoint(tmp_path: Path) -> None:
     assert list(tmp_path.glob("dcr-s3-*")) == []
 
 
-def test_ctrl_c_leaves_neither_processes_nor_files_behind(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_neither_processes_nor_files_behind(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     demo = subprocess.Popen(
         [*COMMAND, "--steps", "1000"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -51,6 +53,7 @@ def test_ctrl_c_leaves_neither_processes_nor_files_behind(tmp_path: Path) -> Non
         stderr=subprocess.PIPE,
         text=True,
     )
+    request.addfinalizer(demo.kill)
     marker = f"TMPDIR={tmp_path}\0"
     assert demo.stderr is not None
     for line in demo.stderr:
@@ -59,7 +62,7 @@ def test_ctrl_c_leaves_neither_processes_nor_files_behind(tmp_path: Path) -> Non
     deadline = time.monotonic() + 60
     while len(running_with(marker)) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert len(running_with(marker)) == 3
+    assert len(running_with(marker)) >= 3
     demo.send_signal(signal.SIGINT)
     rest = demo.communicate(timeout=60)[1]
     assert demo.returncode == 130, rest

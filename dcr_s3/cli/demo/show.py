@@ -21,6 +21,7 @@ from dcr_s3.cli.demo.board import Board, StepRow
 from dcr_s3.cli.demo.fleet import Fleet
 from dcr_s3.cli.demo.trainer import Trainer
 from dcr_s3.cli.output import Output, ratio, size, stderr, stdout
+from dcr_s3.cli.stopping import check_stopped
 from dcr_s3.errors import StateMismatch
 from dcr_s3.testing.servers import EmbeddedS3, LocalServer
 
@@ -98,6 +99,7 @@ def _pretrain(out: Output, trainer: Trainer, steps: int) -> None:
 
 
 def _train_and_publish(trainer: Trainer, sender: Sender, board: Board, dense: Path, step: int) -> None:
+    check_stopped()
     reward = trainer.reinforce().mean_reward
     begun = monotonic()
     with sender.version(step=step) as version:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
-from dcr_s3.cli.stopping import Stopped, stop_by_event, stop_by_exception
+from dcr_s3.cli.stopping import Stopped, check_stopped, stop_by_event, stop_by_exception
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,15 @@ def test_a_signal_raises(number: int, code: int) -> None:
     with pytest.raises(Stopped) as stopped:
         signal.raise_signal(number)
     assert stopped.value.exit_code == code
+
+
+def test_an_exception_that_was_swallowed_is_raised_again_where_it_is_asked_for() -> None:
+    stop_by_exception()
+    check_stopped()
+    with suppress(BaseException):  # as libraries do
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(Stopped):
+        check_stopped()
 
 
 def test_the_first_signal_lets_the_work_finish_and_then_ends_it() -> None:
