@@ -22,7 +22,7 @@ from dcr_s3.protocol.position import Position
 from dcr_s3.reading import fetch_manifest, read_position
 from dcr_s3.snapshots import download_file, find_snapshot
 from dcr_s3.store.base import Store
-from dcr_s3.targets.checkpoint import Checkpoint
+from dcr_s3.targets.checkpoint import HEADER_LIMIT_BYTES, Checkpoint
 from dcr_s3.targets.engine.bound import Update
 from dcr_s3.targets.engine.rank import Draft, RankEngine
 from dcr_s3.workers import bounded_map
@@ -30,8 +30,6 @@ from dcr_s3.workers import bounded_map
 FETCHERS = 4
 GAP_BYTES = 4 << 10
 """Payloads that are not needed but lie in a gap this small between needed ones are read along."""
-
-_HEADER_LIMIT = 100_000_000
 
 
 class Intake:
@@ -174,7 +172,7 @@ class Intake:
         if not file.name.endswith(".safetensors"):
             return []
         length = int.from_bytes(self._read(key, 0, 8), "little")
-        if length > min(_HEADER_LIMIT, file.size_bytes - 8):
+        if length > min(HEADER_LIMIT_BYTES, file.size_bytes - 8):
             raise CorruptObject(f"{key}: truncated, or no safetensors file")
         try:
             return list(json.loads(bytes(self._read(key, 8, length))))

@@ -25,6 +25,15 @@ def load_run(store: Store) -> tuple[Run, Position]:
     return run, origin(run, found.body)
 
 
+def is_committed(store: Store, version: int) -> bool:
+    """Whether a version's manifest is there; one request without a body."""
+    try:
+        store.head(manifest_key(version))
+    except NotFound:
+        return False
+    return True
+
+
 def fetch_manifest(store: Store, position: Position) -> tuple[Manifest, Position, int] | None:
     """The manifest after ``position``, where it leads, and its size; None if that version is not committed yet."""
     try:

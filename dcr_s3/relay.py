@@ -28,6 +28,7 @@ from dcr_s3.format.segment import parse_segment
 from dcr_s3.patience import Patience
 from dcr_s3.protocol.chain import read_next
 from dcr_s3.protocol.position import Position
+from dcr_s3.reading import is_committed
 from dcr_s3.relaying.copying import copy_object, holds
 from dcr_s3.relaying.shortcuts import copy_shortcuts
 from dcr_s3.relaying.skipping import read_manifests, widest_fold
@@ -212,7 +213,8 @@ class _Work:
         position = self._targets[0].position
         if self._fold_behind is None or any(t.position != position for t in self._targets):
             return False
-        last = widest_fold(self._source, position) if self._is_behind(position, self._fold_behind) else None
+        far = is_committed(self._source, position.version + self._fold_behind)
+        last = widest_fold(self._source, position) if far else None
         if last is None:
             return False
         bodies, end = read_manifests(self._source, position, last)
@@ -223,13 +225,6 @@ class _Work:
                 put_once(target.store, key, body, ChainBroken)
         self._begin_next(end, ())
         self._versions += len(bodies)
-        return True
-
-    def _is_behind(self, position: Position, versions: int) -> bool:
-        try:
-            self._source.head(manifest_key(position.version + versions))
-        except NotFound:
-            return False
         return True
 
     def _begin_next(self, position: Position, owners: Iterable[int]) -> None:

@@ -8,12 +8,11 @@ from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from dcr_s3.catalogue import Catalogue, read_catalogue
-from dcr_s3.errors import ChainBroken, Forbidden, NotFound, ObjectGone
-from dcr_s3.format.keys import manifest_key
+from dcr_s3.errors import ChainBroken, Forbidden, ObjectGone
 from dcr_s3.format.manifest import Manifest
 from dcr_s3.protocol.plan import Edge, cheapest
 from dcr_s3.protocol.position import Position
-from dcr_s3.reading import fetch_manifest
+from dcr_s3.reading import fetch_manifest, is_committed
 from dcr_s3.store.base import Store
 from dcr_s3.world import world
 
@@ -77,13 +76,7 @@ class Ways:
 
     def _is_far_behind(self, position: Position, to_version: int | None) -> bool:
         version = position.version + FAR_BEHIND
-        if to_version is not None and version > to_version:
-            return False
-        try:
-            self._store.head(manifest_key(version))
-        except NotFound:
-            return False
-        return True
+        return (to_version is None or version <= to_version) and is_committed(self._store, version)
 
     def _go_cheapest(
         self, traveller: Traveller[T_co], to_version: int | None, *, must: ChainBroken | None = None

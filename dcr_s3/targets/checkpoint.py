@@ -20,7 +20,9 @@ from dcr_s3.format.dtypes import DTYPES, Dtype
 from dcr_s3.format.run import TensorSpec
 from dcr_s3.world import world
 
-_HEADER_LIMIT = 100_000_000
+HEADER_LIMIT_BYTES = 100_000_000
+"""Of a safetensors file."""
+
 _INDEX_SUFFIX = ".safetensors.index.json"
 _SINGLE = "model.safetensors"
 
@@ -132,7 +134,7 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
     size = file.stat().st_size
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
-        if size < 8 or length > _HEADER_LIMIT or 8 + length > size:
+        if size < 8 or length > HEADER_LIMIT_BYTES or 8 + length > size:
             raise BadInput(f"{file}: truncated, or no safetensors file")
         raw = handle.read(length)
     try:
